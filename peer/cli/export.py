@@ -201,7 +201,10 @@ def _export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
         print(f"{path} cannot be used: {why}", file=sys.stderr, flush=True)
 
     signed, store = home.run(), CheckpointStore(home.checkpoints_dir, keep=1)
-    found = None if signed is None else store.newest_whole(signed.run_id, refused)
+    found = None
+    if signed is not None:
+        part = signed.spec().part_named(home.expert()) if signed.spec().experts else None
+        found = store.newest_whole(signed.run_id, refused, part)
     if found is None:
         raise type(error)(f"{error}; the home has no checkpoint either") from error
     manifest = found.manifest

@@ -178,9 +178,10 @@ GENERALIST: Final = "general"
 TEXTS_OF_ALL: Final = "text:data/*/*.txt"
 """The generalist's texts, where each expert has a folder of its own."""
 BELOW_EXPERTS: Final = (
-    "# Write what differs of [model] and [training]. Each peer trains the expert that its user",
-    "# names (loco-peer join ... --expert NAME), the founder the first; here the others have half",
-    "# as many steps together as that.",
+    "# Write what differs of [model] and [training]. All peers train the first until",
+    "# ensemble.branch_round; then each trains the one that needs it most, or that its user names",
+    "# (loco-peer join ... --expert NAME). Here the others have half as many steps together as the",
+    "# first.",
 )
 MOST_COLUMNS: Final = 110
 UNTRIED_LINE: Final = (
@@ -266,16 +267,17 @@ def preset_spec(
     corpus = {**tree.get("data", {}), **({} if source is None else {"source": source})}
     own = {"sync": sync, "optimizer": inner, "pipeline": pipeline, "data": corpus, "seed": seed}
     whole = {**tree, **own}
-    return validated(_with_experts(whole, experts) if experts else whole)
+    spec = validated(whole)
+    return validated(_with_experts(whole, experts, spec.total_rounds // 2)) if experts else spec
 
 
-def _with_experts(tree: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _with_experts(tree: dict[str, Any], names: Sequence[str], branch_round: int) -> dict[str, Any]:
     steps = tree["training"]["total_steps"] // 2 // len(names)
     others = [
         {"name": name, "source": f"text:data/{name}/*.txt", "training": {"total_steps": steps}}
         for name in names
     ]
-    apart = {"branch_round": 0}
+    apart = {"branch_round": branch_round}
     return {**tree, "experts": [{"name": GENERALIST}, *others], "ensemble": apart}
 
 

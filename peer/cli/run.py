@@ -87,7 +87,6 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
     """
     home = Home(config.home)
     signed, spec = home.run(), None
-    _check_expert(config, home, start)
     if start is not None:
         spec = _checked_start(config, start, signed)
     elif signed is None and not config.bootstrap:
@@ -110,19 +109,9 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
 
             print(f"restoring from {start.restore}", file=sys.stderr, flush=True)
             with shown("restoring"):
-                for line in restore(start.restore, home, config.checkpoint_keep):
+                for line in restore(start.restore, home, config.checkpoint_keep, config.expert):
                     print(f"  {line}", file=sys.stderr, flush=True)
         return _until_ended(config, spec, home)
-
-
-def _check_expert(config: PeerConfig, home: Home, start: Start | None) -> None:
-    """Refuse another expert than the home's. Raises ConfigError."""
-    kept, is_new = home.expert(), start is not None and start.new_run
-    if config.expert is not None and kept not in (None, config.expert) and not is_new:
-        raise ConfigError(
-            f"{config.told('expert')}: the home {home.root} trains the expert '{kept}'; leave the"
-            " option out, or give another expert a --home of its own"
-        )
 
 
 def _until_ended(config: PeerConfig, spec: RunSpec | None, home: Home) -> ExitCode:
@@ -152,8 +141,8 @@ def _ask(refusal: NotAgreed) -> None:
 def _join_again(config: PeerConfig, home: Home, again: JoinAgain) -> None:
     """Become a new process, which holds the home from its first moment. Does not return."""
     print(f"loco-peer: {again}; joining again in a new process", file=sys.stderr, flush=True)
-    if again.stage is not None:
-        home.go_over_to(again.stage)
+    if again.part is not None:
+        home.go_over_to(again.part)
     home.hand_on()
     command = rejoin_command(config)
     os.environ.update(handed_on(config))

@@ -1,6 +1,7 @@
 """Serving content to other peers: the conversation `/loco/content/2` (fetching.py asks).
 
-Any peer serves run spec, blobs and pieces of the corpus; the state is that of the peer's group.
+Any peer serves run spec, blobs and pieces of the corpus; the state is that of the peer's group, or
+of another that is kept here.
 
 Training pauses for no reader: the state is written once to a file, under the lock of the outer
 step, and chunks are served from there. Over a thin line pieces go one after the other (`AtOnce`),
@@ -13,7 +14,7 @@ and so are chunks; all that is sent has a stall limit.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -138,6 +139,10 @@ class KeptStates:
         return next(reversed(self.by_root.values()))
 
 
+async def no_other(_: str) -> None:
+    """There are no states of other groups."""
+
+
 # --- the service ----------------------------------------------------------------------------------
 @dataclass(slots=True, eq=False)
 class _Reader:
@@ -169,6 +174,7 @@ class ContentService:
 
     Args:
         blobs: digest to file.
+        other: the state of another group that is kept here, by the group's digest.
     """
 
     network: Network
@@ -177,11 +183,13 @@ class ContentService:
     signed: SignedSpec
     blobs: Mapping[str, Path]
     stores: Mapping[str, PieceStore] = field(default_factory=dict)
+    other: Callable[[str], Awaitable[StateSource | None]] = no_other
 
     def __post_init__(self) -> None:
         self.source: StateSource | None = None
         self.refused: Counter[RefusalReason] = Counter()
         self._states = KeptStates(self.state_dir, self.work)
+        self._others: dict[str, KeptStates] = {}
         self._readers = Readers()
         self._at_once = AtOnce(MAX_READERS)
         self._turns = trio.Lock()
@@ -240,7 +248,8 @@ class ContentService:
             case content_messages.GetState():
                 await self._send_manifest(reader, request)
             case content_messages.GetSample():
-                sample = await self._asked_source(request.group).sample(request.seed)
+                source, _ = await self._asked_source(request.group)
+                sample = await source.sample(request.seed)
                 await reader.talk.send(content_messages.SampleReply(), sample)
             case content_messages.GetHoldings():
                 await self._send_holdings(reader.talk, request)
@@ -267,21 +276,24 @@ class ContentService:
         )
 
     # --- the state --------------------------------------------------------------------------------
-    def _asked_source(self, group: str) -> StateSource:
-        """What is served. Raises Refused: that is not what was asked for."""
+    async def _asked_source(self, group: str) -> tuple[StateSource, KeptStates]:
+        """What is served, and its files. Raises Refused: that is not what was asked for."""
         source = self.source
+        if (source is None or group != source.group) and (other := await self.other(group)):
+            files = self._others.get(group) or KeptStates(self.state_dir / group, self.work)
+            return other, self._others.setdefault(group, files)
         if source is None:
             raise Refused(RefusalReason.UNAVAILABLE, "I have no state yet")
         if group != source.group:
             self.refused[RefusalReason.OTHER_GROUP] += 1
             raise Refused(RefusalReason.OTHER_GROUP, other_group_sentence(source.group, group))
-        return source
+        return source, self._states
 
     async def _send_manifest(self, reader: _Reader, request: content_messages.GetState) -> None:
-        source = self._asked_source(request.group)
+        source, states = await self._asked_source(request.group)
         _check_age(source.step, request)  # nothing need be written to see that
         try:
-            state = await self._states.for_reader(source, request.minimum_step)
+            state = await states.for_reader(source, request.minimum_step)
         except OSError as error:
             sentence = f"I cannot write my state: {error.strerror}"
             raise Refused(RefusalReason.UNAVAILABLE, sentence) from error
@@ -293,8 +305,9 @@ class ContentService:
         await reader.talk.send(state.manifest.scalars, b"".join(state.manifest.digests))
 
     async def _send_chunks(self, reader: _Reader, request: content_messages.GetParts) -> None:
-        state = self._states.by_root.get(request.content)
-        if state is None:
+        all_states = (self._states, *self._others.values())
+        found = (states.by_root.get(request.content) for states in all_states)
+        if (state := next(filter(None, found), None)) is None:
             raise Refused(RefusalReason.UNAVAILABLE, REPLACED)
         reader.reads(state)
         for index in request.parts:

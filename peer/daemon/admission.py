@@ -96,14 +96,15 @@ class Admission:
             self.rule(Verdict.ADMIT, self._keys.own.peer_id)
 
     def entered(self, signed: SignedSpec, expert: int | None = None) -> None:
-        """Know the run; of several models we train `expert`."""
+        """Know the run; of several models we train `expert`, where that is known yet."""
         spec, founder = signed.spec(), signed.founder_public_key
         admission, mode = spec.admission, Mode(spec.admission.mode)
         register = Register(mode, signed.run_id, founder, admission.peers)
         self._register = register
-        trained = spec if expert is None else spec.of_expert(expert)
-        self._facts.expert = None if expert is None else spec.experts[expert].name
-        self._facts.spec = AmendedSpec(trained, signed.run_id, founder)
+        self._facts.several = spec if spec.experts else None
+        self._facts.spec = AmendedSpec(spec, signed.run_id, founder)
+        if expert is not None:
+            self.trains(expert)
         self._facts.run_id = signed.run_id
         self._secret_digest = admission.secret_digest
         if mode is Mode.OPEN:
@@ -117,6 +118,13 @@ class Admission:
         for message in early:
             self.heard(message)
         self._keep()
+
+    def trains(self, expert: int) -> None:
+        """Go by the spec of this expert, as the run has been amended."""
+        run, whole = self._facts.several, self.amended
+        assert run is not None
+        self._facts.expert = run.experts[expert].name
+        self._facts.spec = whole.of(run.of_expert(expert))
 
     async def directory_name(self, group: str) -> str:
         """A group's name in the directory; waits until the run's secret is known."""

@@ -175,19 +175,26 @@ class Draft:
             self.missing = "the trainer ended, or took too long, before it had written its part"
 
     def done_without(
-        self, store: CheckpointStore, round_: int, standing: Kept, *, over: bool = False
+        self,
+        store: CheckpointStore,
+        round_: int,
+        standing: Kept,
+        *,
+        part: str | None = None,
+        over: bool = False,
     ) -> Kept:
         """Put nothing in its place: a trainer then goes on from the slow weights.
 
         Args:
             round_: of the last outer step.
             standing: where the slow weights stand.
+            part: of the model.
             over: the run is, which one before its end does not say.
 
         Raises:
             OSError: it would be a loss, or nothing: the message says which.
         """
-        newest = next(store.newest_first(lambda *_: None), None)
+        newest = next(store.newest_first(lambda *_: None, part), None)
         if round_ < 0:
             raise OSError(f"{self.missing}, and no round was over yet")
         is_later = newest is not None and newest.manifest.round >= round_
@@ -389,7 +396,7 @@ class Checkpointing:
         if until_s is not None and asked.missing:
             step = facts.nominal_step if facts.over else self._began_step
             slow = Kept(str(asked.path), step, facts.epoch, facts.position, 0)
-            without = partial(asked.done_without, over=facts.over)
+            without = partial(asked.done_without, part=group.part, over=facts.over)
             kept = await self._work.run(without, self._store, round_, slow)
         else:
             kept = await self._work.run(asked.moved_in)

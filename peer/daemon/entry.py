@@ -4,11 +4,9 @@ An entry ends with the signed run spec and with what the run trains with here. b
 where the first state comes from; returning.py has the entry of one that comes back.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
 
-import blake3
 import trio
 
 from peer.facts import PeerState
@@ -26,12 +24,14 @@ from protocol.wire.messages import Hello
 from protocol.wire.versions import how_to_install
 
 from .bootstrap import Bootstrap
+from .experts import LOOK_AROUND_S, LOOKS, choose_expert, listen, now_or_at_branch
 from .parts import PeerParts
 from .ports import Ports
 from .provision import ChoosePart, ChosenPart, Supplies
 
-CheckSpec = Callable[[RunSpec], None]
-"""Raises when this peer's options do not fit a run: InvalidRunSpec, ConfigError, HomeError."""
+CheckSpec = Callable[[RunSpec, int | None], None]
+"""Raises when this peer's options do not fit a run, or its machine that, or an expert of it by its
+number: InvalidRunSpec, ConfigError, HomeError."""
 Entered = tuple[SignedSpec, Supplies]
 Entry = Callable[[PeerParts, CheckSpec, trio.Nursery], Awaitable[Entered]]
 """One way to come to a run; meanwhile, it says in status and events what goes on.
@@ -43,8 +43,10 @@ Refused: trying again cannot change that; and what `CheckSpec` does."""
 async def found(
     spec: RunSpec, expert: str | None, parts: PeerParts, check_spec: CheckSpec, _: trio.Nursery
 ) -> Entered:
-    check_spec(spec)
     number = spec.expert_named(expert or first_expert(spec))
+    if number is not None and spec.branch_round:
+        number = 0  # which all train until then
+    check_spec(spec, number)
     founder = parts.keys.founder
     assert founder is not None, "a home that founds a run has a founder's key"
     parts.facts.now_doing("preparing the data", PeerState.STARTING)
@@ -52,12 +54,24 @@ async def found(
     closed = parts.admission.closed(frozen)
     signed = SignedSpec.signed_by(closed, founder.public_key, founder.sign)
     parts.admission.founded(signed, number)
+    if number is not None:
+        note_fitting(parts, frozen)
     return signed, supplies
 
 
 def first_expert(spec: RunSpec) -> str | None:
     """The name of the generalist, which a founder trains if it is told nothing else."""
     return spec.experts[0].name if spec.experts else None
+
+
+def expert_to_go_on_with(spec: RunSpec, kept: str | None, pinned: str | None) -> str | None:
+    """Of what a home has trained last, and what its user names.
+
+    The generalist is gone on with until the branch, and left by itself then.
+    """
+    if kept is not None and kept == first_expert(spec) and spec.branch_round:
+        return kept
+    return pinned or kept
 
 
 async def join(
@@ -72,7 +86,7 @@ async def join(
 
     Args:
         stage: of a pipeline, to be held; None lets it choose.
-        expert: the name of that to be trained, where the run has any.
+        expert: the name of that to be trained, of a run that has any; None lets it choose.
     """
     facts = parts.facts
     facts.now_doing("looking for the swarm", PeerState.CONNECTING)
@@ -82,15 +96,14 @@ async def join(
         lambda fetcher: fetcher.spec(hello.run_id), parts.roster, first
     )
     spec = usable_spec(signed, hello.software)
-    number = spec.expert_named(expert)
-    parts.admission.entered(signed, number)
+    parts.admission.entered(signed)
     parts.events.emit(EventName.RUN_RECEIVED, remote=first, run_id=signed.run_id, name=spec.name)
-    check_spec(spec)
-    facts.now_doing("fetching the data")
     choose: ChoosePart = partial(choose_stage, parts, spec, signed.run_id, stage)
-    if number is not None:
-        facts.chosen = Group(signed.run_id, part_of_expert(number))
+    check_spec(spec, None)
+    if (number := await expert_of(parts, spec, expert)) is not None:
+        check_spec(spec, number)
         choose = partial(stays_at, number)
+    facts.now_doing("fetching the data")
     obtain = partial(parts.provision.obtain, spec, choose_part=choose)
     return signed, await parts.sources.fetch(obtain, parts.roster, first)
 
@@ -126,13 +139,43 @@ async def go_by_the_linked(parts: PeerParts) -> None:
     await parts.directory.add_peers(known)
 
 
-LOOK_AROUND_S: Final = 2.0
-"""For how long a newcomer to a pipeline listens before it chooses a stage: its first link has told
-it of all others, and they beat every second."""
-LATECOMERS: Final = 2
-"""The longest listening lasts so many times longer."""
-LOOKS: Final = 3
-"""A newcomer looks again so often, at most, after LOOK_AROUND_S, who has chosen what."""
+async def expert_of(
+    parts: PeerParts, spec: RunSpec, name: str | None, *, comes_back: bool = False
+) -> int | None:
+    """The number of the expert that we train: the one that is named, or the one that needs us most.
+
+    Before the branch that is the generalist, unless one `comes_back` to what it has trained. None
+    where the run has no experts. Raises InvalidRunSpec: there is none of that name, or none fits.
+    """
+    number = None if name is None else spec.expert_named(name)
+    if not spec.experts:
+        return None
+    misfits = note_fitting(parts, spec)
+    if number is None and not parts.facts.fits:
+        listed = "; ".join(f"'{spec.experts[n].name}': {why}" for n, why in misfits.items())
+        raise InvalidRunSpec(
+            f"no expert of the run '{spec.name}' fits this machine ({listed}): make room, or train"
+            " one nevertheless with --expert NAME --yes"
+        )
+    if number is None:
+        number = await choose_expert(parts, parts.facts.fits)
+    elif number and spec.branch_round and not comes_back:
+        number = await now_or_at_branch(parts, number)
+    assert parts.facts.run_id is not None
+    parts.facts.chosen = Group(parts.facts.run_id, part_of_expert(number))
+    parts.admission.trains(number)
+    parts.events.emit(EventName.EXPERT_CHOSEN, expert=spec.experts[number].name)
+    return number
+
+
+def note_fitting(parts: PeerParts, spec: RunSpec) -> Mapping[int, str]:
+    """Note which experts this machine can train; why it cannot train the others is told."""
+    misfits = parts.provision.misfits(spec)
+    for number, why in misfits.items():
+        name = spec.experts[number].name
+        parts.events.emit(EventName.EXPERT_UNFIT, expert=name, detail=why)
+    parts.facts.fits = frozenset(range(len(spec.experts))) - misfits.keys()
+    return misfits
 
 
 async def choose_stage(
@@ -140,14 +183,11 @@ async def choose_stage(
 ) -> ChosenPart:
     """Listen, choose the stage that this peer holds, if it is not `given`, and let all know.
 
-    Newcomers that come together listen for different times, so that the later ones hear what the
-    earlier ones have chosen; and they look again, for that is heard with a beat.
+    Newcomers that come together look again, for what others choose is heard with a beat.
     """
     facts, pipeline = ports.facts, spec.pipeline
     facts.now_doing("checking which stage needs a peer")
-    drawn = blake3.blake3(facts.peer_id.encode()).digest(length=4)
-    share = int.from_bytes(drawn, "big") / 2**32  # in [0, 1), and this peer's own
-    await trio.sleep(LOOK_AROUND_S * (1 + LATECOMERS * share))
+    await listen(facts.peer_id)
     company = StageCompany(ports.roster, run_id, pipeline.stages)
     counts = [len(others) for others in company.holders()]
     stage = needed_stage(counts, pipeline.num_visited) if given is None else given

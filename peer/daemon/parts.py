@@ -28,9 +28,11 @@ class PeerSettings:
     Attributes:
         home: its name, for people.
         on_ready: called once, as soon as others can join through us.
-        check_spec: raises when this peer's options, or its disk, do not fit the run.
+        check_spec: raises when this peer's options, or its disk, do not fit the run, or an expert
+            of it by its number.
         bind_run: makes the home one of this run; raises when it is another's.
         keeps_stage: whether it holds its stage of a pipeline whatever happens.
+        expert: the name of the one that it trains whatever happens.
         on_finished: called when the run is over, while its state is served.
         most_corpus_bytes: of the disk that pieces of the corpus may take, by what those take that
             are here.
@@ -44,11 +46,12 @@ class PeerSettings:
     exit_when_done: bool
     grace_s: float
     on_ready: Callable[[], None]
-    check_spec: Callable[[RunSpec], None]
+    check_spec: Callable[[RunSpec, int | None], None]
     bind_run: Callable[[SignedSpec], None]
     observe_round: Callable[[RoundTiming], None]
     checkpoints: CheckpointPlan = field(default_factory=CheckpointPlan)
     keeps_stage: bool = False
+    expert: str | None = None
     on_finished: Callable[[], Awaitable[None]] | None = None
     most_corpus_bytes: Callable[[int], int] = lambda _: sys.maxsize
     on_run: Callable[[RunSpec, int], None] | None = None

@@ -44,6 +44,8 @@ from protocol.wire.content_messages import StateScalars
 from .beginning import Arrival, MeasureLoss, cannot_tell
 from .checkpointing import Checkpointing, check_room
 from .entry import Entry
+from .experts import ExpertWatch, expert_watch
+from .kept_experts import KeptExperts
 from .membership import LinkedCompany, Membership
 from .parts import PeerParts, PeerSettings
 from .provision import Supplies
@@ -187,6 +189,7 @@ class Training:
             padded_parameters=shape.padded_parameters,
         )
         self._stage = stage_of_part(group.part)
+        self._experts = expert_watch(parts, settings.expert)
         self._company = StageCompany(parts.roster, group.run_id, spec.pipeline.stages)
         plan = DataPlan(spec.seed, supplies.num_blocks, supplies.piece_blocks)
         store = supplies.store
@@ -205,6 +208,7 @@ class Training:
                 for store in (*supplies.others, supplies.store)
                 if store is not None
             },
+            other=KeptExperts(parts.checkpoints, facts, parts.work).of,
         )
         self.service.refused = facts.refused
         self.rounds: RoundLoop | None = None
@@ -319,11 +323,15 @@ class Training:
             if exchange is not None:
                 nursery.start_soon(exchange.serve)
                 nursery.start_soon(self._keep_balance)
+            if self._experts is not None:
+                nursery.start_soon(self._watch_experts, self._experts, rounds)
             settings.on_ready()
             await rounds.run()
             if settings.on_finished is not None:
                 await settings.on_finished()
             if settings.exit_when_done:
+                if self._experts is not None and (again := self._experts.after_the_end()):
+                    raise again
                 await self.checkpoints.wait_copied(math.inf)
                 nursery.cancel_scope.cancel()
             await self._until_longer()
@@ -333,6 +341,14 @@ class Training:
         if self._stage is not None and not self._settings.keeps_stage:
             visited = self._spec.pipeline.num_visited
             await keep_balance(self._stage, self._company, self._facts, visited)
+
+    async def _watch_experts(self, experts: ExpertWatch, rounds: RoundLoop) -> None:
+        """Go where another expert needs us more; our checkpoint stays here. Raises JoinAgain."""
+        again = await experts.until_needed()
+        began_s, grace_s = trio.current_time(), self._settings.grace_s
+        await rounds.leave(began_s + grace_s * TRAINER_SHARE, began_s + grace_s * LEAVING_SHARE)
+        await self.checkpoints.wait_copied(began_s + grace_s * COPYING_SHARE)
+        raise again
 
     async def _until_longer(self) -> None:
         """Wait, after the end, until the run goes on: we were told too late. Raises JoinAgain."""

@@ -19,20 +19,23 @@ The engine is memory and trainers, without torch: the real one starts child proc
 
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
+import psutil
+import torch
 import trio
 
-from peer.content.fetching import BlobSource
+from peer.content.fetching import BlobSource, ExpectedState, Fetcher, whole_state
 from peer.content.pieces import PieceStore, open_store
 from peer.facts import PartShape, PeerState
 from peer.observe.event_names import EventName
 from peer.options.config import PeerConfig
+from peer.options.needs_told import FreeRoom, misfit
 from peer.runtime import PeerId, Work
 from peer.runtime.files import replace_file
 from peer.state.home import Home, HomeError
@@ -50,14 +53,17 @@ from peer.training.corpus.folder import (
 from peer.training.corpus.packed import InvalidCorpus
 from peer.training.corpus.tokenise import remove_all_drafts
 from peer.training.corpus.tokenizer import BYTES, FileTokenizer, tokenizer_file, tokenizer_path
+from peer.training.device import choose_device
 from peer.training.messages import ModelCreated, TrainerSettings
 from peer.training.ports import StartTrainer, TrainerDied
 from peer.training.process import create_model, trainer_starter
 from peer.training.shared import SharedVector
+from peer.training.tensor_file import FileUnusable
 from protocol.content.samples import Float32Vector
-from protocol.errors import InvalidRunSpec
+from protocol.errors import InvalidRunSpec, Refused
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import View, heeded
+from protocol.names import short_id
 from protocol.run.layout import (
     DATA_STAGE,
     Layout,
@@ -70,9 +76,10 @@ from protocol.schedule.progress import TaskProgress, Tell, nobody
 from protocol.schedule.rounds import middle
 from protocol.wire.content_messages import StateScalars
 
-from .beginning import Arrival, Beginning, FirstState, Fresh
+from .beginning import NOTHING_TRAINED, Arrival, Beginning, FirstState, Fresh
+from .checkpointing import free_bytes
 from .fetched import Fetched, known_positions
-from .sources import NoSource, weights_of
+from .sources import FETCH_WEIGHTS_S, NobodyHelped, NoSource, weights_of
 
 # --- memory and trainers --------------------------------------------------------------------------
 
@@ -162,17 +169,20 @@ HOLDERS: Final = (PeerState.TRAINING, PeerState.PAUSED, PeerState.FINISHED)
 
 
 class FreshOrFetched:
-    """The state of those that train an expert; its first weights, where nobody is heard of.
+    """The state of those that train an expert; where nobody is heard of, it is begun.
 
     Args:
+        first: its first weights.
+        seeded: it begins with the generalist's, if these can be had.
         then: called when first weights were made: the process for that is needed no more, since
             the trainer has begun in another.
     """
 
     ages = True
 
-    def __init__(self, first: Fresh, *, then: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, first: Fresh, *, seeded: bool, then: Callable[[], Awaitable[None]]) -> None:
         self._first = first
+        self._seeded = seeded
         self._then = then
 
     async def take(self, arrival: Arrival) -> FirstState:
@@ -185,9 +195,93 @@ class FreshOrFetched:
                 nursery.cancel_scope.cancel()
         if _has_begun(arrival.held.view):
             return await Fetched().take(arrival)
-        state = await self._first.take(arrival)
+        arrival.ports.facts.now_doing("looking for a checkpoint of this expert")
+        kept = await _kept_state(arrival)
+        weights, whence = "generalist's", None
+        if self._seeded:
+            whence = await _seed_weights(arrival)
+        if whence is None:
+            weights = "first"
+            await self._first.take(arrival)
+        lost = [m.progress.step for m in arrival.held.view.members()]
+        why = f"its peers are gone; they told of step {max(lost):,}" if lost else "nobody has it"
+        first = NOTHING_TRAINED
+        if kept is not None and await _is_better(arrival, *kept.vectors):
+            weights, first = "kept", kept.stands(arrival)
+            whence = f"{short_id(kept.remote)}, of step {kept.state.step:,}"
+        arrival.ports.events.emit(
+            EventName.EXPERT_BEGUN,
+            expert=arrival.ports.facts.expert,
+            weights=weights,
+            detail=why if whence is None else f"{why}; from {whence}",
+        )
         await self._then()
-        return state
+        return first
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """A state of an expert that nobody trains, which a peer has kept."""
+
+    remote: PeerId
+    vectors: tuple[Float32Vector, Float32Vector]
+    state: StateScalars
+
+    def stands(self, arrival: Arrival) -> FirstState:
+        state = self.state
+        epoch, position = arrival.plan.start_position([(state.epoch, state.position)])
+        return FirstState(state.round, state.step, epoch, position)
+
+
+async def _kept_state(arrival: Arrival) -> _Kept | None:
+    """From any peer that has one; each is asked once."""
+    spec, held = arrival.spec, arrival.held
+    slow_P, momentum_P = np.zeros((2, arrival.slow_P.size), np.float32)
+    expected = ExpectedState(held.group.digest, 1, spec.longest_steps, held.shape.layout_digest)
+
+    async def ask(fetcher: Fetcher) -> _Kept:
+        state = await whole_state(fetcher, expected, slow_P, momentum_P)
+        return _Kept(fetcher.remote_peer_id, (slow_P, momentum_P), state)
+
+    with trio.move_on_after(FETCH_WEIGHTS_S), suppress(NobodyHelped, Refused):
+        return await arrival.sources.fetch(ask, arrival.ports.roster, patience_s=0.0)
+    return None
+
+
+async def _is_better(arrival: Arrival, slow_P: Float32Vector, momentum_P: Float32Vector) -> bool:
+    """Put these vectors in if their loss is below that of what is there: nobody vouches for it."""
+    before, there = await arrival.measure(), arrival.slow_P.copy()
+    arrival.slow_P[:] = slow_P
+    after = await arrival.measure()
+    if before is not None and (after is None or not after < before):
+        arrival.slow_P[:] = there
+        return False
+    arrival.momentum_P[:] = momentum_P
+    return True
+
+
+async def _seed_weights(arrival: Arrival) -> str | None:
+    """Fill in the generalist's slow weights. Returns whence they are; None: not to be had.
+
+    They are those of our own checkpoint of after the branch, or of peers that train it on.
+    """
+    ports, run_id = arrival.ports, arrival.held.group.run_id
+    run, seed = ports.facts.several, Group(run_id, part_of_expert(0))
+    assert run is not None
+    ports.facts.now_doing("beginning with the generalist's weights")
+    own = await ports.work.run(ports.checkpoints.newest_whole, run_id, lambda *_: None, seed.part)
+    if own is not None and own.manifest.step >= run.branch_step:
+        with suppress(FileUnusable):
+            await ports.work.run(own.fill, arrival.slow_P, np.zeros_like(arrival.momentum_P))
+            return f"our checkpoint of {own.manifest}"
+    view = View(ports.roster, seed.digest)
+    if not view.alive(trio.current_time()):
+        return None
+    given = await weights_of(arrival.sources, view, arrival.slow_P.size)
+    if given is None:
+        return None
+    remote, arrival.slow_P[:], state = given
+    return f"{short_id(remote)}, of step {state.step:,}"
 
 
 def _has_begun(view: View) -> bool:
@@ -399,6 +493,16 @@ class Provision(Protocol):
         self, spec: RunSpec, source: BlobSource, choose_part: ChoosePart
     ) -> Supplies: ...
 
+    def misfits(self, spec: RunSpec) -> Mapping[int, str]:
+        """Why this machine cannot train an expert, by its number; the others fit."""
+
+
+def free_room(config: PeerConfig, root: Path) -> FreeRoom:
+    """What is free for a run on this machine, whose home is at `root`."""
+    device = choose_device(config.device or "auto")
+    gpu = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+    return FreeRoom(free_bytes(root), psutil.virtual_memory().available, gpu)
+
 
 class RealProvision:
     def __init__(
@@ -411,12 +515,18 @@ class RealProvision:
         tell: Tell,
     ) -> None:
         self._config = config
+        self._root = home.root
         self._cache_dir = home.cache_dir
         self._state_dir = home.state_dir
         self._peer_id = peer_id
         self._work = work
         self._spare = spare
         self._tell = tell
+
+    def misfits(self, spec: RunSpec) -> Mapping[int, str]:
+        free = free_room(self._config, self._root)
+        each = ((n, misfit(self._config, model, free)) for n, model in enumerate(spec.models))
+        return {number: why for number, why in each if why}
 
     async def found(self, spec: RunSpec, expert: int | None) -> tuple[RunSpec, Supplies]:
         if expert is None:
@@ -488,7 +598,14 @@ class RealProvision:
         if spec.experts:
             number = (await choose_part()).number
             return await self._supplies_of_expert(
-                spec, number, source, partial(FreshOrFetched, then=self._spare.aclose)
+                spec,
+                number,
+                source,
+                partial(
+                    FreshOrFetched,
+                    seeded=spec.begins_with_seed(number),
+                    then=self._spare.aclose,
+                ),
             )
         corpus = await obtain_data(
             spec, self._cache_dir, source, self._work, self._config.data, self._tell

@@ -6,6 +6,7 @@ same one.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median_low
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from protocol.run.layout import DATA_STAGE, part_of_stage, stage_of_part
 from protocol.schedule.progress import Watched, lasting
 from protocol.schedule.rounds import RunPace
 
+from .experts import ExpertCompany
 from .ports import Ports
 
 _CURES: Final = {
@@ -129,6 +131,14 @@ class Report:
             self._recent, self._recent_s = self.status(), now_s
         return self._recent
 
+    @cached_property
+    def _company(self) -> ExpertCompany:
+        return ExpertCompany(self._roster, self._facts)
+
+    @property
+    def _experts(self) -> ExpertCompany | None:
+        return None if self._facts.several is None else self._company
+
     def status(self) -> Status:
         facts, now_s = self._facts, trio.current_time()
         alive = list(self._roster.alive(now_s))
@@ -150,6 +160,7 @@ class Report:
             metrics=self.metrics_url,
             part=facts.held.group.part if facts.held else None,
             expert=facts.expert,
+            experts=self._experts.told() if self._experts else (),
             microbatches={str(what): count for what, count in facts.microbatches.items()},
             pipeline=facts.pipeline.to_json() if facts.holds_stage else None,
             amendments=amendments_json(facts.spec),

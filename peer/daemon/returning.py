@@ -54,6 +54,7 @@ from .entry import (
     Entered,
     choose_stage,
     enter_swarm,
+    expert_of,
     go_by_the_linked,
     stays_at,
 )
@@ -88,7 +89,7 @@ async def come_back(
         signed: the run spec, as the home has kept it.
         addresses: to find the swarm by, if the user gave any.
         stage: of a pipeline, to be held where no checkpoint says one; None lets it choose.
-        expert: that this home trains, where the run has any.
+        expert: that this home trains, of a run that has any; None lets it choose.
         alone: whether or not the others of the run can be reached.
 
     Raises:
@@ -97,14 +98,15 @@ async def come_back(
     remembered = RememberedPeers(parts, parts.links.dialler, alone=alone)
     nursery.start_soon(_keep_looking, parts, signed.run_id, addresses, remembered)
     spec, facts = signed.spec(), parts.facts
-    number = spec.expert_named(expert)
-    parts.admission.entered(signed, number)
-    check_spec(spec)
-    facts.now_doing("checking the newest checkpoint", PeerState.RETURNING)
-    own = await _newest_checkpoint(parts, signed.run_id)
-    facts.now_doing("looking for the others of the run")
+    parts.admission.entered(signed)
+    check_spec(spec, None)
+    number = await expert_of(parts, spec, expert, comes_back=True)
     if number is not None:
-        facts.chosen = Group(signed.run_id, part_of_expert(number))
+        check_spec(spec, number)
+    facts.now_doing("checking the newest checkpoint", PeerState.RETURNING)
+    part = None if number is None else part_of_expert(number)
+    own = await _newest_checkpoint(parts, signed.run_id, part)
+    facts.now_doing("looking for the others of the run")
     if own is not None and _is_of(own.manifest.part, stage, number):
         facts.chosen = Group(signed.run_id, own.manifest.part)
         facts.nominal_step = own.manifest.step
@@ -153,11 +155,15 @@ async def _keep_looking(
             ) from refused
 
 
-async def _newest_checkpoint(parts: PeerParts, run_id: str) -> Checkpoint | None:
-    """The newest of this run whose files are what its manifest says; each other is told."""
+async def _newest_checkpoint(parts: PeerParts, run_id: str, part: str | None) -> Checkpoint | None:
+    """The newest of this run whose files are what its manifest says; each other is told.
+
+    Args:
+        part: of an expert; None takes whatever part was held last.
+    """
     refused = list[tuple[Path, str]]()
     found = await parts.work.run(
-        parts.checkpoints.newest_whole, run_id, lambda *told: refused.append(told)
+        parts.checkpoints.newest_whole, run_id, lambda *told: refused.append(told), part
     )
     for path, why in refused:
         parts.events.emit(EventName.CHECKPOINT_REFUSED, path=str(path), detail=why)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-import psutil
 import trio
 
 from peer.facts import Facts
@@ -41,22 +40,22 @@ from peer.state.home import Home
 from peer.state.kept_files import Acquaintances, AdmissionFile, Pins
 from peer.state.uploads import UploadFailed, Uploads
 from peer.training.child_process import SpareChild
-from peer.training.device import choose_device
 from protocol.membership.dial_back import host_and_port
 from protocol.membership.view import Roster
 from protocol.names import short_id
+from protocol.run.layout import stage_of_part
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
 from .checkpointing import CheckpointPlan, check_room_to_begin, free_bytes
 from .control_requests import ControlRequests
-from .entry import Entry, first_expert, found, join
+from .entry import Entry, expert_to_go_on_with, found, join
 from .links import SILENCE_S
 from .outside import be_reached
 from .parts import PeerParts, PeerSettings
 from .peer import Peer
 from .ports import Keys, Ports
-from .provision import RealProvision
+from .provision import RealProvision, free_room
 from .report import Console, Report, ShowLine, join_address
 from .returning import come_back
 
@@ -171,10 +170,12 @@ class _Daemon:
 
     def _entry(self, spec: RunSpec | None) -> Entry:
         config, signed = self._config, self._home.run()
-        next_stage = self._home.take_next_stage()
-        stage = next_stage if config.stage is None else config.stage
+        part = self._home.take_next_part()
+        stage = stage_of_part(part) if config.stage is None else config.stage
         expert = config.expert or self._home.expert()
         if signed is not None:
+            kept = signed.spec().name_of(part) or self._home.expert()
+            expert = expert_to_go_on_with(signed.spec(), kept, config.expert)
             return partial(come_back, signed, config.bootstrap, stage, expert, config.alone)
         if spec is not None:
             return partial(found, spec, expert)
@@ -260,6 +261,7 @@ class _Daemon:
             bind_run=partial(self._bind_run, parts.facts),
             observe_round=parts.facts.count_timing,
             keeps_stage=config.stage is not None,
+            expert=config.expert,
             checkpoints=CheckpointPlan(config.checkpoint_every_s, self._uploads(parts)),
             on_finished=on_finished,
             most_corpus_bytes=self._most_corpus_bytes,
@@ -272,23 +274,26 @@ class _Daemon:
         if facts.expert is not None:
             self._home.keep_expert(facts.expert)
 
-    def _check_spec(self, spec: RunSpec, *, joins: bool) -> None:
+    def _check_spec(self, spec: RunSpec, number: int | None, *, joins: bool) -> None:
         """Say what a run takes that is new to this home, and that others have founded.
+
+        Args:
+            number: of the expert; without it a run that has any is looked at as a whole.
 
         Raises ConfigError, InvalidRunSpec, HomeError: it is not for this machine.
         """
-        config = self._config
+        config, expert = self._config, ""
         check_options(config, spec)
-        number = spec.expert_named(config.expert or self._home.expert() or first_expert(spec))
-        expert = "" if number is None else f"the expert '{spec.experts[number].name}' of "
-        spec = spec if number is None else spec.of_expert(number)
+        if number is not None:
+            expert = f"the expert '{spec.experts[number].name}' of "
+            spec = spec.of_expert(number)
+        elif spec.experts:
+            return
         if joins:
             say_needs(config, spec, None)
         check_room_to_begin(self._checkpoints, spec, config.data)
         if joins:
-            free_disk, free_memory = free_bytes(self._home.root), psutil.virtual_memory().available
-            on_gpu = choose_device(config.device or "auto").type != "cpu"
-            check_agreed(config, spec, free_disk, free_memory, expert=expert, on_gpu=on_gpu)
+            check_agreed(config, spec, free_room(config, self._home.root), expert=expert)
 
     def _most_corpus_bytes(self, held_bytes: int) -> int:
         """For pieces of the corpus, of which so much is here."""

@@ -356,7 +356,9 @@ class Facts:
         alone_steps_per_s: those of the trainer alone, by its calibration.
         gradient_norm: of an inner step, before clipping; 0 before the first.
         held: the part of the model that we hold.
-        expert: the name of the one that we train, where the run has any.
+        several: the whole run, where it has experts; `spec` is then that of ours.
+        expert: the name of that one.
+        fits: numbers of those that this machine can train.
         chosen: the group that we shall be in, before that.
         meetings: by partner; of MAX_MEMBERS, those that were first met last.
         num_meetings, newest_meetings: how many, and the partners and seconds of the last.
@@ -415,7 +417,9 @@ class Facts:
     spec: AmendedSpec | None = None
     held: HeldPart | None = None
     chosen: Group | None = None
+    several: RunSpec | None = None
     expert: str | None = None
+    fits: frozenset[int] = frozenset()
     parameters: int | None = None
     averaged: int = 0
     meetings: dict[str, Meetings] = field(default_factory=dict)

@@ -36,6 +36,13 @@ class EventName(StrEnum):
     RUN_AMENDED = "RunAmended", "the run is amended from round {round} on: {keys}"
     RUN_RESUMED = "RunResumed", "continuing from the checkpoint of step {step}{over}"
     RUN_BEGUN_ANEW = "RunBegunAnew", "starting the run again from its seed: {detail}"
+    EXPERT_CHOSEN = "ExpertChosen", "trains the expert '{expert}'"
+    EXPERT_UNFIT = "ExpertUnfit", "the expert '{expert}' does not fit this machine: {detail}"
+    EXPERT_BEGUN = "ExpertBegun", "the expert '{expert}' begins with {weights} weights: {detail}"
+    EXPERT_STANDS = (
+        "ExpertStands",
+        "nobody trains the expert '{expert}' any more, which stands at step {step}",
+    )
     NEIGHBOURS_AWAITED = "NeighboursAwaited"
     REFUSED_BY_PEER = "RefusedByPeer", "{remote} refuses this peer: {detail}"
     NOTICE_RECEIVED = "NoticeReceived", "{cloud} takes this machine away: leaving"

@@ -141,6 +141,28 @@ class PeerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertStatus:
+    """One of several models of a run.
+
+    Attributes:
+        peers: that train it.
+        step: nominal, as those say; where nobody trains it, as they said last.
+        stands: it is not trained to its end, and nobody goes on with it.
+    """
+
+    name: str
+    peers: int
+    step: int
+    total_steps: int
+    stands: bool
+
+    def __str__(self) -> str:
+        how = f"{self.peers} peers" if self.peers != 1 else "1 peer"
+        how = "stands, nobody trains it" if self.stands else how
+        return f"{self.name}: step {self.step:,} of {self.total_steps:,}, {how}"
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """The status of this peer. None is unknown.
 
@@ -158,6 +180,7 @@ class Status:
         metrics: URL of the Prometheus endpoint.
         part: of the model that this peer holds, `model`, `stage/N` or `expert/N`.
         expert: the name of that one.
+        experts: all of the run.
         microbatches: what has happened to them here, where the part is a stage.
         pipeline: `PipelineFacts.to_json`, there.
         amendments: `amendments_json`.
@@ -193,6 +216,7 @@ class Status:
     metrics: str | None = None
     part: str | None = None
     expert: str | None = None
+    experts: tuple[ExpertStatus, ...] = ()
     microbatches: Mapping[str, int] = field(default_factory=dict)
     pipeline: Mapping[str, Any] | None = None
     amendments: tuple[Mapping[str, Any], ...] = ()
@@ -329,7 +353,8 @@ def _state(status: Status) -> str:
 
 def _part(status: Status) -> list[tuple[str, str]]:
     if status.expert is not None:
-        return [("expert", status.expert)]
+        others = (("", str(each)) for each in status.experts)
+        return [("expert", status.expert), *others]
     if status.part is None or status.part == WHOLE_MODEL:
         return []
     counted = ", ".join(f"{what} {n:,}" for what, n in status.microbatches.items() if n)

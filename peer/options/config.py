@@ -170,9 +170,9 @@ class PeerConfig:
     expert: str | None = _run(
         str,
         "NAME",
-        "Train this expert, where the run has any; the home keeps it. Default of a founder: the"
-        " first.",
-        see="See [experts](run-spec.md#experts).",
+        "Train this expert and no other, where the run has any. Default: the one that needs a peer"
+        " most, of a founder the first.",
+        see="See [experts](experts.md#the-choice-of-an-expert).",
     )
     data: str | None = _run(
         values.source,
@@ -520,12 +520,6 @@ def check_experts(spec: "RunSpec") -> None:
 
     if not spec.experts:
         return
-    if spec.branch_round:
-        raise InvalidRunSpec(
-            f"ensemble.branch_round = {spec.branch_round}: peers do not go over from the generalist"
-            " to other experts so far, each trains its own from the beginning: write"
-            " ensemble.branch_round = 0"
-        )
     for expert in spec.experts:
         if expert.begin not in (SEED, FRESH):
             raise InvalidRunSpec(

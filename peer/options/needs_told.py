@@ -12,6 +12,7 @@ texts differ by half.
 import glob
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -39,32 +40,51 @@ class NotAgreed(ConfigError):
     """A run that takes much of this machine, and to which its user has not agreed."""
 
 
-def check_agreed(
-    config: PeerConfig,
-    spec: RunSpec,
-    free_disk: int,
-    free_memory: int,
-    *,
-    expert: str = "",
-    on_gpu: bool,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class FreeRoom:
+    """Bytes that are free on this machine; `gpu` is None where it trains on its CPU."""
+
+    disk: int
+    memory: int
+    gpu: int | None = None
+
+
+def check_agreed(config: PeerConfig, spec: RunSpec, free: FreeRoom, *, expert: str = "") -> None:
     """`expert` are the words for that of the run which this peer trains.
 
     Raises NotAgreed; InvalidRunSpec, where the run spec does not say what it takes.
     """
-    needs = _needs(spec, config)
-    memory = needs.model_memory(on_gpu=on_gpu)
-    wanted = (("disk", needs.disk - SPARE_BYTES, free_disk), ("memory", memory, free_memory))
-    large = [
-        f"{size_text(takes)} of {what} ({size_text(free)} are free)"
-        for what, takes, free in wanted
-        if takes > LARGEST_SHARE * free
-    ]
+    large = _larger_than(LARGEST_SHARE, config, spec, free)
     if large and not config.yes:
         raise NotAgreed(
             f"{expert}the run '{spec.name}' may take more than half of what is free here: up to"
-            f" {' and '.join(large)}. To join nevertheless: --yes"
+            f" {large}. To join nevertheless: --yes"
         )
+
+
+def misfit(config: PeerConfig, spec: RunSpec, free: FreeRoom) -> str:
+    """What this machine lacks for a run, or its user has not agreed to; empty where it fits.
+
+    Raises InvalidRunSpec, where the run spec does not say what it takes.
+    """
+    if lacks := _larger_than(1.0, config, spec, free):
+        return f"it takes up to {lacks}"
+    large = "" if config.yes else _larger_than(LARGEST_SHARE, config, spec, free)
+    return large and f"it takes up to {large}, more than half, and --yes was not given"
+
+
+def _larger_than(share: float, config: PeerConfig, spec: RunSpec, free: FreeRoom) -> str:
+    """What the run takes of which there is no such share free."""
+    needs = _needs(spec, config)
+    memory = needs.model_memory(on_gpu=free.gpu is not None)
+    wanted = [("disk", needs.disk - SPARE_BYTES, free.disk), ("memory", memory, free.memory)]
+    if free.gpu is not None and share == 1:  # nothing else is wanted of it
+        wanted.append(("memory of the GPU", needs.gpu_memory, free.gpu))
+    return " and ".join(
+        f"{size_text(takes)} of {what} ({size_text(there)} are free)"
+        for what, takes, there in wanted
+        if takes > share * there
+    )
 
 
 def _needs(spec: RunSpec, config: PeerConfig | None) -> Needs:

@@ -2,10 +2,10 @@
 
 Three things call for it: weights that are too old to be averaged (protocol/schedule/rounds.py, rule
 5), those that came too late for the final averaging, when others have better ones, and another
-stage of a pipeline that needs us more. The new process keeps home, identity and options, and joins
-by the peers that the home remembers, which were alive a moment ago (peer/daemon/returning.py); its
-state comes from them. So what strangers say of where they are stands on no command line, and none
-of them can send us away by refusing us.
+stage of a pipeline, or another expert, that needs us more. The new process keeps home, identity and
+options, and joins by the peers that the home remembers, which were alive a moment ago
+(peer/daemon/returning.py); its state comes from them. So what strangers say of where they are
+stands on no command line, and none of them can send us away by refusing us.
 """
 
 import sys
@@ -22,12 +22,12 @@ class JoinAgain(LocoError):
     """A new process should join, as this one cannot go on.
 
     Attributes:
-        stage: of a pipeline, that the new one is to hold; None leaves it as it is.
+        part: of the model, that the new one is to hold; None leaves it as it is.
     """
 
-    def __init__(self, why: str, stage: int | None = None) -> None:
+    def __init__(self, why: str, part: str | None = None) -> None:
         super().__init__(why)
-        self.stage = stage
+        self.part = part
 
 
 def can_be_joined(members: Iterable[Member]) -> bool:

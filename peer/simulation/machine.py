@@ -6,7 +6,7 @@ shapes of the others.
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -54,7 +54,8 @@ class Machine:
         overlap_steps: tau of its peer; None is the run's.
         unusable: why nothing can be trained on it.
         part: of the model (protocol/membership/group.py).
-        expert: its name, where the run has any.
+        expert: that its peer trains whatever happens, by name, where the run has any.
+        misfits: why it cannot train others, by number.
         begins_group: its peer is the first that holds this part, and makes its first weights.
         token: an invitation.
     """
@@ -67,6 +68,7 @@ class Machine:
     unusable: str | None = None
     part: str = WHOLE_MODEL
     expert: str | None = None
+    misfits: Mapping[int, str] = field(default_factory=dict)
     begins_group: bool = False
     token: Token | None = None
     checkpoint_every_s: float | None = None
@@ -151,6 +153,9 @@ class SimulatedProvision:
             return spec, self._supplies_of_expert(spec, expert, corpus, _fresh(spec))
         return spec, self._supplies(spec, corpus, _fresh(spec))
 
+    def misfits(self, spec: RunSpec) -> Mapping[int, str]:
+        return self._machine.misfits
+
     async def obtain(self, spec: RunSpec, source: BlobSource, choose_part: ChoosePart) -> Supplies:
         """Fetch the corpus, unless it is here. Raises InvalidRunSpec, or as `blob`."""
         if spec.data.manifest is None:
@@ -159,9 +164,9 @@ class SimulatedProvision:
         if blob_name(corpus) != spec.data.manifest:
             corpus = await source.blob(spec.data.manifest)
         if spec.experts:
-            number, first = (
-                (await choose_part()).number,
-                FreshOrFetched(_fresh(spec), then=trio.lowlevel.checkpoint),
+            number, seeded = (await choose_part()).number, spec.begins_with_seed
+            first = FreshOrFetched(
+                _fresh(spec), seeded=seeded(number), then=trio.lowlevel.checkpoint
             )
             return self._supplies_of_expert(spec, number, corpus, first)
         beginning = _fresh(spec) if self._machine.begins_group else Fetched()

@@ -27,7 +27,7 @@ from typing import Any, Final
 import trio
 
 from peer.daemon.checkpointing import CheckpointPlan
-from peer.daemon.entry import Entry, found, join
+from peer.daemon.entry import Entry, expert_to_go_on_with, found, join
 from peer.daemon.links import SILENCE_S, Links
 from peer.daemon.parts import PeerParts, PeerSettings
 from peer.daemon.peer import Peer
@@ -48,6 +48,7 @@ from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.status import Status
 from peer.options.config import check_overlap_steps
+from peer.process.rejoin import JoinAgain
 from peer.rounds.loop import TrainingImpossible
 from peer.runtime import PeerId
 from peer.runtime.work import SimulatedEntropy, SimulatedWork
@@ -147,6 +148,7 @@ class SimulatedPeer:
             bind_run=self._bind,
             observe_round=self.timings.append,
             checkpoints=self._checkpoint_plan(),
+            expert=self.machine.expert,
             on_run=self._tell,
         )
         self.peer = Peer(settings, parts)
@@ -166,7 +168,7 @@ class SimulatedPeer:
     def _checkpoint_plan(self) -> CheckpointPlan:
         return CheckpointPlan(self.machine.checkpoint_every_s)
 
-    def _check_spec(self, spec: RunSpec) -> None:
+    def _check_spec(self, spec: RunSpec, _: int | None) -> None:
         steps = self.machine.overlap_steps
         check_overlap_steps(steps, f"overlap-steps = {steps}", spec)
 
@@ -256,11 +258,15 @@ class SimulatedSwarm:
         return self._start(name, machine, partial(join, bootstrap, None, machine.expert))
 
     def resume(self, name: str, *, alone: bool = False) -> SimulatedPeer:
+        """Start a peer again, as its daemon does by itself when it is to join again."""
         before = self.peers[name]
         assert before.ended.is_set(), "an identity lives once"
         assert before.signed is not None
-        machine = before.machine
-        entry = partial(come_back, before.signed, (), None, machine.expert, alone)
+        machine, expert = before.machine, before.facts.expert
+        if isinstance(again := before.failure, JoinAgain) and again.part is not None:
+            expert = before.signed.spec().name_of(again.part)
+        expert = expert_to_go_on_with(before.signed.spec(), expert, machine.expert)
+        entry = partial(come_back, before.signed, (), None, expert, alone)
         return self._start(name, machine, entry)
 
     def _start(self, name: str, machine: Machine, entry: Entry) -> SimulatedPeer:

@@ -82,5 +82,5 @@ async def keep_balance(stage: int, company: StageCompany, facts: Facts, visited:
             raise JoinAgain(
                 f"stage {move.target} needs a peer more than stage {move.source}, which has"
                 f" {len(holders[move.source])}",
-                move.target,
+                part_of_stage(move.target),
             )

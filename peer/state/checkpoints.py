@@ -15,9 +15,12 @@ Rules
      name it is whole. One that does not match its manifest all the same, or holds values that are
      not finite, is refused, and the one before it is used.
   2. The newest is the one of the latest step, whenever it was written. Those of another part of the
-     model than was held last are older than all of it.
+     model than was held last are older than all of it; who asks for those of one part gets no
+     other.
   3. `keep` checkpoints are kept, and fewer where they would take more than `max_bytes`; the newest
-     is never removed, nor is an older one before a newer is whole.
+     is never removed, nor is an older one before a newer is whole. Where several experts were
+     trained here, the newest of each outlasts all that are not: another that comes to that expert
+     when nobody trains it may have no other.
   4. Nothing is begun that the disk has no room for.
   5. One that is set aside counts for none of this. It stays until one of a later step is set aside,
      and is used where there is no other.
@@ -40,6 +43,7 @@ from peer.runtime.files import replace_file, sync_folder
 from peer.training.tensor_file import FileUnusable, TensorFile, write_tensors
 from protocol.content.samples import Float32Vector
 from protocol.names import size_text
+from protocol.run.layout import expert_of_part
 from protocol.run.needs import SPARE_BYTES, DiskNeeds, checkpoint_bytes, disk_needs
 
 OUTER_FILE: Final = "outer.safetensors"
@@ -51,6 +55,7 @@ MOMENTUM: Final = "momentum"
 _PARTIAL: Final = ".partial"
 _DRAFT: Final = ".trainer-"
 _AHEAD: Final = "ahead-"
+_STEP: Final = "-step-"
 _END: Final = "-end"
 Place = TypeVar("Place", Path, str)
 
@@ -171,14 +176,16 @@ class CheckpointStore:
         files = {name: _sealed(partial / name) for name in (OUTER_FILE, TRAINER_FILE)}
         manifest = manifest.model_copy(update={"files": files, "step": self._step_of(manifest)})
         replace_file(partial / MANIFEST_FILE, manifest.model_dump_json(indent=1).encode())
-        names = [path.name.removeprefix(_AHEAD) for path in (*self._folders(), *self._set_aside())]
-        number = max(map(number_of, names), default=0) + 1
-        end = _END if manifest.over else ""
-        path = self.directory / f"{number:06d}-step-{int(manifest.step)}{end}"
+        path = self._next_folder(f"{int(manifest.step)}{_END if manifest.over else ''}")
         partial.rename(path)
         sync_folder(self.directory)
         self._remove_old()
         return Checkpoint(path, manifest) if path.is_dir() else None
+
+    def _next_folder(self, step: str) -> Path:
+        names = [path.name.removeprefix(_AHEAD) for path in (*self._folders(), *self._set_aside())]
+        number = max(map(number_of, names), default=0) + 1
+        return self.directory / f"{number:06d}{_STEP}{step}"
 
     def _step_of(self, manifest: Manifest) -> float:
         """Its step; the end's is no earlier than those before, which may have overshot it."""
@@ -187,9 +194,13 @@ class CheckpointStore:
         return max([manifest.step, *_steps(self._folders(), manifest.line).values()])
 
     def adopt(self, name: str) -> None:
-        """Make what was begun, and filled with a copy, a checkpoint. Raises OSError."""
+        """Make what was begun, and filled with a copy, a checkpoint. Raises OSError.
+
+        Another may have its name: of an expert that was trained here before, or torn.
+        """
         target = self.directory / name
-        shutil.rmtree(target, ignore_errors=True)
+        if target.exists():
+            target = self._next_folder(name.partition(_STEP)[2])
         (self.directory / _PARTIAL).rename(target)
         sync_folder(self.directory)
 
@@ -220,9 +231,9 @@ class CheckpointStore:
         return latest
 
     def _remove_old(self) -> None:
-        folders = sorted(
-            by_step(_manifests(self._folders())), key=lambda path: path not in self._torn
-        )
+        there = self._folders()
+        whole = _manifests(path for path in there if path not in self._torn)
+        folders = [*(path for path in there if path in self._torn), *first_to_go(whole)]
         sizes = {path: _size(path) for path in folders}
         while len(folders) > 1 and (
             len(folders) > self.keep
@@ -231,20 +242,27 @@ class CheckpointStore:
             shutil.rmtree(folders.pop(0), ignore_errors=True)
 
     # --- reading --------------------------------------------------------------------------------
-    def newest_first(self, refused: Callable[[Path, str], None]) -> Iterator[Checkpoint]:
-        """Those whose manifests can be read; `refused` is told of each other folder, and why."""
+    def newest_first(
+        self, refused: Callable[[Path, str], None], part: str | None = None
+    ) -> Iterator[Checkpoint]:
+        """Those of a part, or all, whose manifests can be read.
+
+        `refused` is told of each folder whose manifest cannot be, and why.
+        """
         places = self._folders(), self._set_aside()
         for manifests in [_manifests(folders, refused) for folders in places]:
-            for path in reversed(by_step(manifests)):
+            for path in reversed(by_step(_of_part(manifests, part))):
                 if (manifest := manifests[path]) is not None:
                     yield Checkpoint(path, manifest)
 
-    def newest_whole(self, run_id: str, refused: Callable[[Path, str], None]) -> Checkpoint | None:
-        """The newest of a run that `verify` passes; others are from now on the first to go.
+    def newest_whole(
+        self, run_id: str, refused: Callable[[Path, str], None], part: str | None = None
+    ) -> Checkpoint | None:
+        """The newest of a run, and of that part of it if one is given, that `verify` passes.
 
-        `refused` is told of those and, as above, of others.
+        `refused` is told of others, as above; those are from now on the first to go.
         """
-        for checkpoint in self.newest_first(refused):
+        for checkpoint in self.newest_first(refused, part):
             if checkpoint.manifest.run_id != run_id:
                 refused(checkpoint.path, f"it is of run {checkpoint.manifest.run_id}")
                 continue
@@ -301,6 +319,23 @@ def by_step(manifests: Mapping[Place, Manifest | None]) -> list[Place]:
     return sorted(manifests, key=ranks.__getitem__)
 
 
+def first_to_go(manifests: Mapping[Place, Manifest | None]) -> list[Place]:
+    """The same in the order of rule 3, the last to be removed last."""
+    ordered = by_step(manifests)
+    newest = dict[tuple[str, str], Place]()
+    for place in ordered:
+        manifest = manifests[place]
+        if manifest is not None and expert_of_part(manifest.part) is not None:
+            newest[manifest.line] = place
+    return sorted(ordered, key=lambda place: place in newest.values())
+
+
+def _of_part(
+    manifests: Mapping[Place, Manifest | None], part: str | None
+) -> dict[Place, Manifest | None]:
+    return {place: m for place, m in manifests.items() if m and part in (None, m.part)}
+
+
 def _manifests(
     folders: Iterable[Path], refused: Callable[[Path, str], None] = lambda *_: None
 ) -> dict[Path, Manifest | None]:
@@ -353,7 +388,7 @@ def _sealed(path: Path) -> FileDigest:
 
 def number_of(name: str) -> int:
     """The number of a checkpoint by its folder's name; 0 for another folder."""
-    digits = name.partition("-step-")[0]
+    digits = name.partition(_STEP)[0]
     return int(digits) if digits.isdecimal() and name != digits else 0
 
 

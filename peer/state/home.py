@@ -6,7 +6,7 @@
     ports.json        the ports of last time, kept so that addresses told to others stay true
     incarnation       how often this home was started
     expert            of a run with experts: the name of the one that this home trains
-    next-stage        of a pipeline: the stage that the next start goes over to, once
+    next-part         the stage of a pipeline, or the expert, that the next start goes over to, once
     peer.toml         optional configuration, written by the user
     neighbours.json   peers that were linked of late (kept_files.py)
     checkpoints/      what the run goes on from (checkpoints.py)
@@ -48,6 +48,7 @@ import blake3
 from peer.runtime.files import PRIVATE_FILE, replace_file
 from protocol.address.multiaddr import MAX_UNIX_PATH_BYTES
 from protocol.errors import LocoError, RemoteProtocolError
+from protocol.run.layout import is_part
 from protocol.run.signed_spec import SignedSpec
 
 LONGEST_SOCKET_NAME_BYTES: Final = 24
@@ -119,7 +120,7 @@ class Home:
         self.admission_path = self.root / "admission"
         self.ports_path = self.root / "ports.json"
         self.expert_path = self.root / "expert"
-        self.next_stage_path = self.root / "next-stage"
+        self.next_part_path = self.root / "next-part"
         self.incarnation_path = self.root / "incarnation"
         self.config_path = self.root / "peer.toml"
         self.lock_path = self.root / "lock"
@@ -297,14 +298,15 @@ class Home:
         said = read_small(self.expert_path)
         return None if said is None else said.decode(errors="replace").strip()
 
-    def go_over_to(self, stage: int) -> None:
-        replace_small(self.next_stage_path, str(stage).encode())
+    def go_over_to(self, part: str) -> None:
+        replace_small(self.next_part_path, part.encode())
 
-    def take_next_stage(self) -> int | None:
-        """The stage to go over to, told once; None where no move is under way."""
-        said = read_small(self.next_stage_path) or b""
-        self.next_stage_path.unlink(missing_ok=True)
-        return int(said) if said.isdigit() else None
+    def take_next_part(self) -> str:
+        """The part to go over to, told once; empty where no move is under way."""
+        said = read_small(self.next_part_path) or b""
+        self.next_part_path.unlink(missing_ok=True)
+        text = said.decode(errors="replace")
+        return text if is_part(text) else ""
 
     def run(self) -> SignedSpec | None:
         """The run of this home, verified; None before the first. Raises HomeError: damaged."""

@@ -6,8 +6,8 @@
 
 Rules
   1. A folder of a checkpoint is whole when it has its manifest.
-  2. As many are kept there as in the home, those of the latest steps. Nothing of other runs, and in
-     other peers' folders, is removed.
+  2. As many are kept there as in the home, and the same. Nothing of other runs, and in other peers'
+     folders, is removed.
   3. A file named by a digest is copied once, and checked by the restore.
   4. Without `keys` nothing secret leaves the home: of `admission` the statements alone.
 
@@ -141,7 +141,7 @@ class Uploads:
                 yield from _corpus_files(kept)
 
     def _too_many(self, newest: checkpoints.Checkpoint) -> list[str]:
-        """Our folders of this run beyond those of the latest steps; torn ones first.
+        """Our folders of this run beyond those that a home keeps; torn ones first.
 
         The newest is the one that was just copied, whatever its number: a home that was lost may
         have counted further.
@@ -153,7 +153,7 @@ class Uploads:
         manifests = {path: _manifest(self._files, path) for path in written}
         run_id = newest.manifest.run_id
         ours = {p: m for p, m in manifests.items() if m is None or m.run_id == run_id}
-        return checkpoints.by_step(ours)[: -self._keep]
+        return checkpoints.first_to_go(ours)[: -self._keep]
 
 
 def _corpus_files(kept: KeptCorpus) -> Iterator[tuple[str, Path]]:
@@ -203,11 +203,13 @@ NEEDLESS: Final = "not needed: this home has the run, and continues from its own
 class RestoreFailed(LocoError): ...
 
 
-def restore(url: str, home: Home, keep: int) -> Iterator[str]:
+def restore(url: str, home: Home, keep: int, expert: str | None = None) -> Iterator[str]:
     """Fill a home that is prepared and locked, if need be. Yields what was done, for people.
 
     Args:
         url: as it was given to `--checkpoint-upload`, or the folder of one peer below it.
+        expert: whose copies are taken, by its name; None takes those of the home's expert, or of
+            the one that was written last.
 
     Raises RestoreFailed; OtherRun: the home has a run, and the uploads are of another.
     """
@@ -215,7 +217,7 @@ def restore(url: str, home: Home, keep: int) -> Iterator[str]:
         files, root = _opened(url)
     except (ValueError, ImportError) as error:
         raise RestoreFailed(f"cannot restore from {url}: {error}") from error
-    restoring = _Restore(url, files, root, home, keep)
+    restoring = _Restore(url, files, root, home, keep, expert or home.expert())
     try:
         yield from restoring.run()
     except OtherRun:
@@ -232,6 +234,11 @@ def restore(url: str, home: Home, keep: int) -> Iterator[str]:
         ) from error
 
 
+def _run_folder(path: str, manifest: checkpoints.Manifest) -> str:
+    """Where the run is kept beside a copy of one of its checkpoints."""
+    return f"{path.rpartition('/')[0]}/run-{manifest.run_id}"
+
+
 class _Restore:
     """One restore.
 
@@ -239,14 +246,24 @@ class _Restore:
     would begin the run anew.)
     """
 
-    def __init__(self, url: str, files: Any, root: str, home: Home, keep: int) -> None:
+    def __init__(
+        self, url: str, files: Any, root: str, home: Home, keep: int, expert: str | None
+    ) -> None:
         self._url = url
         self._files = files
         self._root = root
         self._home = home
+        self._expert = expert
         self._store = checkpoints.CheckpointStore(home.checkpoints_dir, keep)
-        run, newest = home.run(), self._store.newest_whole
-        self.is_needless = run is not None and newest(run.run_id, lambda *_: None) is not None
+        self.is_needless = (run := home.run()) is not None and self._has_checkpoint(run)
+
+    def _has_checkpoint(self, run: SignedSpec) -> bool:
+        part = self._part_in(run)
+        return self._store.newest_whole(run.run_id, lambda *_: None, part) is not None
+
+    def _part_in(self, run: SignedSpec) -> str | None:
+        """The part of which copies are taken; None for any. Raises InvalidRunSpec: no such one."""
+        return None if self._expert is None else run.spec().part_named(self._expert)
 
     def run(self) -> Iterator[str]:
         uploaded = self._newest_first()
@@ -258,7 +275,7 @@ class _Restore:
             if why is not None:
                 yield f"{path} is torn ({why}); the one before it is tried"
                 continue
-            folder = f"{path.rpartition('/')[0]}/run-{manifest.run_id}"
+            folder = _run_folder(path, manifest)
             signed = self._run(folder, manifest.run_id)
             yield f"checkpoint of {manifest}: {path}"
             spec, number = signed.spec(), expert_of_part(manifest.part)
@@ -299,8 +316,23 @@ class _Restore:
                 f" ({there}). To go on with the home's: loco-peer start, without --restore. To"
                 " restore the other: give it a --home of its own"
             )
+        if self._expert is not None:
+            whole = self._of_expert(whole, self._expert)
         written = dict(sorted(whole, key=lambda one: one[1].written_s))
         return [(path, written[path]) for path in reversed(checkpoints.by_step(written))]
+
+    def _of_expert(
+        self, whole: list[tuple[str, checkpoints.Manifest]], expert: str
+    ) -> list[tuple[str, checkpoints.Manifest]]:
+        """Raises RestoreFailed: nobody has copied one of that expert."""
+        path, manifest = whole[0]
+        part = self._part_in(self._run(_run_folder(path, manifest), manifest.run_id))
+        if not (of_it := [each for each in whole if each[1].part == part]):
+            raise RestoreFailed(
+                f"{self._url} holds no whole checkpoint of the expert '{expert}': give the URL"
+                " that all peers upload to, or join without --restore"
+            )
+        return of_it
 
     def _fetched(self, path: str, manifest: checkpoints.Manifest) -> str | None:
         """Fetch its files aside. Returns why they are torn, or None."""

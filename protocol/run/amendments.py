@@ -234,6 +234,13 @@ class AmendedSpec:
         self._by_version: dict[int, Amendment] = {}
         self._take_stock()
 
+    def of(self, founding: RunSpec) -> "AmendedSpec":
+        """Another spec of the same run, as it has been amended so far: that of an expert."""
+        other = AmendedSpec(founding, self._run_id, self._founder)
+        for amendment in self.amendments:
+            other.take(amendment.sealed)
+        return other
+
     # --- what is in force -------------------------------------------------------------------------
     def at_round(self, round_: int) -> RunSpec:
         for from_round, spec in reversed(self._in_force):

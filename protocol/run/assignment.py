@@ -104,7 +104,7 @@ def newcomers_stage(
     move = needed_move([len(peers) for peers in holders], visited)
     if move is None or move.source != own:
         return own
-    turns = sorted(set(newcomers) & set(holders[own]), key=_digest)
+    turns = sorted(set(newcomers) & set(holders[own]), key=turn_of)
     return move.target if turns.index(peer_id) < look else None
 
 
@@ -124,7 +124,7 @@ class MovePatience:
             self._move, self._since_s = move, now_s
         if move is None or self._peer_id not in movers:
             return False
-        turn = 1 + sorted(movers, key=_digest).index(self._peer_id)
+        turn = 1 + sorted(movers, key=turn_of).index(self._peer_id)
         return now_s - self._since_s >= turn * (EMPTY_S if to_empty else CROWDED_S)
 
 
@@ -158,7 +158,8 @@ def _loads(holders: Sequence[int], visited: int) -> list[Fraction]:
     return [count / share for count, share in zip(holders, shares, strict=True)]
 
 
-def _digest(peer_id: str) -> bytes:
+def turn_of(peer_id: str) -> bytes:
+    """Peers go in this order, where one after the other is to go."""
     return blake3.blake3(peer_id.encode()).digest()
 
 
@@ -207,7 +208,7 @@ def placed(hands: Hands, flops_left: Sequence[float]) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     known = dict(hands)
-    for peer_id in sorted(hands, key=_digest):
+    for peer_id in sorted(hands, key=turn_of):
         if hands[peer_id].expert is None:
             expert = _largest(peer_id, known, flops_left)
             if expert is not None:
@@ -222,7 +223,7 @@ def _largest(peer_id: str, hands: Hands, flops_left: Sequence[float]) -> int | N
     fitting = [expert for expert, flops in enumerate(flops_left) if flops > 0 and expert in fits]
     return max(
         fitting,
-        key=lambda e: (loads[e], flops_left[e], _digest(f"{peer_id}/{e}")),
+        key=lambda e: (loads[e], flops_left[e], turn_of(f"{peer_id}/{e}")),
         default=None,
     )
 

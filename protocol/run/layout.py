@@ -125,6 +125,12 @@ def stage_of_part(part: str) -> int | None:
     return int(part.removeprefix(_KIND)) if part.startswith(_KIND) else None
 
 
+def is_part(text: str) -> bool:
+    """Whether this names a stage or an expert."""
+    kind, slash, number = text.partition("/")
+    return kind + slash in (_KIND, _EXPERT) and number.isdecimal()
+
+
 def part_of_expert(number: int) -> str:
     return f"{_EXPERT}{number}"
 

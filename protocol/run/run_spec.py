@@ -28,7 +28,7 @@ from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_PARAMETERS, MAX_SPEC_BYTES, MAX_STAGES
 from protocol.names import printable
 
-from .layout import ALIGNMENT, expert_of_part
+from .layout import ALIGNMENT, expert_of_part, part_of_expert
 from .sections import (
     LIST,
     MAX_STEPS,
@@ -497,6 +497,17 @@ class RunSpec(Section):
             return self.of_expert(0).total_rounds // 2
         return self.ensemble.branch_round
 
+    @property
+    def branch_step(self) -> int:
+        return self.branch_round * self.sync.round_steps
+
+    def begins_with_seed(self, number: int) -> bool:
+        """Whether an expert begins with the weights that the generalist has at the branch."""
+        seed, own = (self.experts[n].frozen for n in (0, number))
+        branches = bool(number and self.branch_round and self.experts[number].begin == SEED)
+        equal = seed is None or own is None or seed.layout_digest == own.layout_digest
+        return branches and equal
+
     def of_expert(self, number: int) -> Self:
         """The run that an expert is by itself: what is asked of a run can be asked of it."""
         expert, data = self.experts[number], self.data
@@ -539,6 +550,17 @@ class RunSpec(Section):
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise InvalidRunSpec(f"the run has no expert '{name}', but {listed}{hint}")
+
+    def part_named(self, name: str | None) -> str | None:
+        """The part of the model that an expert is, by its name; as `expert_named`."""
+        number = self.expert_named(name)
+        return None if number is None else part_of_expert(number)
+
+    def name_of(self, part: str) -> str | None:
+        """The name of the expert that a part is; None where this run has none of that number."""
+        number = expert_of_part(part)
+        known = number is not None and number < len(self.experts)
+        return self.experts[number].name if known and number is not None else None
 
     @property
     def total_rounds(self) -> int:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from swarm import RUN_SPEC, START_S, Peer, Swarm, open_swarm
@@ -91,21 +91,53 @@ def test_each_expert_is_trained_by_its_own_peers_and_a_killed_one_comes_back(
         assert ran.returncode == 0, ran.stderr
         model = AutoModelForCausalLM.from_pretrained(folder)
         assert model.config.num_hidden_layers == LAYERS[name]
-    command = ("start", "--home", str(second.home.root), "--expert", "general")
-    refused = experts.loco(*command, timeout_s=START_S)
-    assert refused.returncode == 2
-    assert "trains the expert 'code'; leave the option out" in refused.stderr
+    other = experts.launch("code2", "start", "--expert", "general", "--checkpoint-every", "2")
+    received = other.wait_event(EventName.STATE_RECEIVED, START_S)
+    assert received["remotes"] == [founder.peer_id]
+    other.wait_event(EventName.CHECKPOINT_WRITTEN, START_S)
+    assert other.status()["expert"] == "general"
+    other.kill()
+    again = experts.launch("code2", "start", "--expert", "code")
+    assert again.wait_event(EventName.STATE_RECEIVED, START_S)["remotes"] == [back.peer_id]
+    for peer in (again, back):
+        peer.kill()
+
+
+def test_a_newcomer_takes_the_expert_whose_only_peer_was_killed(experts: Swarm) -> None:
+    founder = experts.founder
+    newcomer = ("join", "--bootstrap", founder.address, "--checkpoint-every", "2")
+    first = experts.launch("free1", *newcomer)
+    written = first.wait_event(EventName.CHECKPOINT_WRITTEN, START_S)
+    assert first.status()["expert"] == "code", "nobody trains it"
+    founder.wait_for("it is told", lambda: experts_of(founder)["code"]["peers"] == 1, START_S)
+    first.kill()
+    stands = founder.wait_event(EventName.EXPERT_STANDS, START_S)
+    assert stands["expert"] == "code"
+    assert experts_of(founder)["code"]["stands"]
+    second = experts.launch("free2", *newcomer)
+    begun = second.wait_event(EventName.EXPERT_BEGUN, START_S)
+    assert (begun["expert"], begun["weights"]) == ("code", "first"), "nobody has a checkpoint"
+    founder.wait_for("it goes on", lambda: not experts_of(founder)["code"]["stands"], START_S)
+    second.kill()
+    holder = experts.launch("free1", "start", "--expert", "general")
+    holder.wait_event(EventName.STATE_RECEIVED, START_S)
+    third = experts.launch("free3", *newcomer)
+    begun = third.wait_event(EventName.EXPERT_BEGUN, START_S)
+    assert (begun["expert"], begun["weights"]) == ("code", "kept")
+    assert third.wait_event(EventName.ROUND_OPENED, START_S)["step"] >= written["step"]
+    for peer in (third, holder):
+        peer.kill()
+
+
+def experts_of(peer: Peer) -> dict[str, dict[str, Any]]:
+    return {each["name"]: each for each in peer.status()["experts"]}
 
 
 def test_a_joiner_is_told_the_names(experts: Swarm) -> None:
-    for given, said in (
-        ((), "the run has experts (general, code): say which with --expert NAME"),
-        (("--expert", "cod"), "no expert 'cod', but general, code; did you mean 'code'?"),
-    ):
-        address = experts.founder.address
-        peer = experts.launch(f"lost{len(given)}", "join", "--bootstrap", address, *given)
-        assert peer.wait_exit(START_S) == 2, peer.report()
-        assert said in peer.stderr
+    given = ("--expert", "cod")
+    peer = experts.launch("lost", "join", "--bootstrap", experts.founder.address, *given)
+    assert peer.wait_exit(START_S) == 2, peer.report()
+    assert "no expert 'cod', but general, code; did you mean 'code'?" in peer.stderr
 
 
 def test_a_founder_names_the_domain_that_cannot_be_used(tmp_path: Path) -> None:

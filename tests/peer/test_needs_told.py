@@ -10,9 +10,11 @@ from peer.cli.new import preset_spec
 from peer.options.config import load_config
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import (
+    FreeRoom,
     NotAgreed,
     check_agreed,
     corpus_tokens_of,
+    misfit,
     say_needs,
     told_corpus,
     told_needs,
@@ -77,14 +79,15 @@ def test_what_takes_more_than_half_of_what_is_free_is_asked_for(
     tmp_path: Path, disk, memory, on_gpu, said
 ):
     spec = preset_spec("125m", "noloco", "adamw")
+    free = FreeRoom(disk, memory, GB if on_gpu else None)
     agrees = load_config({"home": tmp_path, "yes": True}, {})
-    check_agreed(agrees, spec, disk, memory, on_gpu=on_gpu)
+    check_agreed(agrees, spec, free)
     config = load_config({"home": tmp_path}, {})
     if said is None:
-        check_agreed(config, spec, disk, memory, on_gpu=on_gpu)
+        check_agreed(config, spec, free)
         return
     with pytest.raises(NotAgreed, match=re.escape(said)) as raised:
-        check_agreed(config, spec, disk, memory, on_gpu=on_gpu)
+        check_agreed(config, spec, free)
     assert exit_code_of(raised.value) is ExitCode.USAGE
 
 
@@ -92,12 +95,25 @@ def test_an_expert_that_is_too_large_is_named(tmp_path: Path):
     spec, config = preset_spec("125m", "noloco", "adamw"), load_config({"home": tmp_path}, {})
     said = "the expert 'code' of the run 'llama-125m' may take more than half .* 5.6 GB of memory"
     with pytest.raises(NotAgreed, match=said):
-        check_agreed(config, spec, GB, GB, expert="the expert 'code' of ", on_gpu=False)
+        check_agreed(config, spec, FreeRoom(GB, GB), expert="the expert 'code' of ")
+
+
+def test_what_fits_depends_on_what_its_user_agreed_to(tmp_path: Path):
+    spec = preset_spec("125m", "noloco", "adamw")
+    config, agrees = (load_config({"home": tmp_path, "yes": yes}, {}) for yes in (False, True))
+    roomy, half, small = FreeRoom(100 * GB, 100 * GB), FreeRoom(100 * GB, 11 * GB), FreeRoom(GB, GB)
+    assert misfit(config, spec, roomy) == misfit(agrees, spec, half) == ""
+    assert "5.6 GB of memory (11.0 GB are free), more than half" in misfit(config, spec, half)
+    for either in (config, agrees):
+        assert misfit(either, spec, small).endswith("5.6 GB of memory (1.0 GB are free)")
+    assert "of memory of the GPU (1.0 GB are free)" in misfit(
+        agrees, spec, FreeRoom(GB * 99, GB * 99, GB)
+    )
 
 
 def test_the_programs_themselves_are_not_asked_for(tmp_path: Path):
     """Who joins wants them, whatever the run; many small peers share a small machine."""
-    check_agreed(load_config({"home": tmp_path}, {}), RunSpec(), GB, 200 << 20, on_gpu=False)
+    check_agreed(load_config({"home": tmp_path}, {}), RunSpec(), FreeRoom(GB, 200 << 20))
 
 
 def test_a_joiner_is_told_how_much_of_the_corpus_it_keeps(tmp_path: Path):

@@ -255,7 +255,7 @@ def test_only_a_joiner_whose_home_is_new_is_told_and_asked_before_anything_is_fe
     spec = RunSpec.model_validate(tree)  # takes 150 MB, of them 67 for whatever run
 
     def check(*, founds: bool) -> None:
-        daemon_of(config_of(home), home)._settings(parts, founds=founds).check_spec(spec)
+        daemon_of(config_of(home), home)._settings(parts, founds=founds).check_spec(spec, None)
 
     check(founds=True)
     assert capsys.readouterr().err == "", "its command has said it"
@@ -377,7 +377,7 @@ def test_the_room_on_the_disk_is_looked_at_before_a_run_is_entered(
     """So before a founder makes its corpus."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
     with pytest.raises(HomeError, match="1 MB are free. Free some space"):
-        daemon_of(config_of(home), home)._check_spec(RunSpec(), joins=False)
+        daemon_of(config_of(home), home)._check_spec(RunSpec(), None, joins=False)
 
 
 # --- from a checkpoint ----------------------------------------------------------------------------

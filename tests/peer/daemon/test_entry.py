@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,8 @@ import trio
 
 from peer.cli.app import exit_code_of
 from peer.daemon import entry as entry_file
-from peer.daemon.entry import LATECOMERS, LOOK_AROUND_S, choose_stage, join
+from peer.daemon.entry import choose_stage, join
+from peer.daemon.experts import LATECOMERS, LOOK_AROUND_S
 from peer.daemon.provision import ChosenPart
 from peer.facts import Facts
 from peer.observe.events import EventLog
@@ -43,7 +43,7 @@ class Swarm:
     def correct_clock(self) -> None:
         self.asked.append("clock")
 
-    def entered(self, signed: SignedSpec, expert: int | None) -> None:
+    def entered(self, signed: SignedSpec) -> None:
         self.asked.append("door")
 
     async def add_peers(self, addresses: Any) -> None:
@@ -84,7 +84,11 @@ async def test_a_joiner_ends_before_it_fetches_data_of_a_run_that_it_cannot_trai
 ):
     sync = SyncSection(method=method)
     swarm: Any = Swarm(RunSpec(pipeline=PipelineSection(stages=2), sync=sync))
-    check = partial(check_options, load_config({"home": tmp_path}, {}))
+    config = load_config({"home": tmp_path}, {})
+
+    def check(spec: RunSpec, _: int | None) -> None:
+        check_options(config, spec)
+
     monkeypatch.setattr(entry_file, "Bootstrap", lambda *_: swarm)
     nursery: Any = None
     if method == "noloco":
@@ -107,7 +111,7 @@ async def test_a_joiner_of_a_run_with_keys_of_a_later_version_is_told_what_to_in
     monkeypatch.setattr(entry_file, "Bootstrap", lambda *_: swarm)
     nursery: Any = None
     with pytest.raises(InvalidRunSpec, match="pip install loco-peer==9.0.0 .*unknown key 'later'"):
-        await join((), None, None, parts_of(swarm), lambda _: None, nursery)
+        await join((), None, None, parts_of(swarm), lambda *_: None, nursery)
 
 
 @pytest.mark.parametrize(("step", "is_trained"), [(0, False), (7, True)])

@@ -209,6 +209,23 @@ def test_where_another_part_is_held_its_checkpoints_come_first(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["000002-step-150", "000003-step-160"]
 
 
+def test_the_newest_of_each_expert_outlasts_older_ones_and_is_found_again(tmp_path):
+    store = CheckpointStore(tmp_path, keep=3)
+    for step in (800.0, 900.0):
+        write(store, step, part="expert/1")
+    for step in (10.0, 20.0, 30.0):
+        write(store, step, part="expert/0")
+    kept = ["000002-step-900", "000004-step-20", "000005-step-30"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+    for part, step in (("expert/0", 30.0), ("expert/1", 900.0)):
+        found = store.newest_whole("run", lambda *_: None, part)
+        assert found is not None
+        assert (found.manifest.part, found.manifest.step) == (part, step)
+    assert store.newest_whole("run", lambda *_: None, "expert/2") is None
+    write(CheckpointStore(tmp_path, keep=1), 40.0, part="expert/0")
+    assert [path.name for path in tmp_path.iterdir()] == ["000006-step-40"], "never more than kept"
+
+
 def test_one_without_a_manifest_goes_before_all_others(tmp_path):
     store = CheckpointStore(tmp_path, keep=2)
     torn, good = write(store, 5.0), write(store, 1.0)

@@ -177,12 +177,13 @@ def test_a_damaged_port_is_no_port_and_is_kept_anew(home: Home, text: str) -> No
 
 
 def test_a_move_to_another_stage_counts_once(home: Home) -> None:
-    assert home.take_next_stage() is None
-    home.go_over_to(2)
-    assert Home(home.root).take_next_stage() == 2
-    assert home.take_next_stage() is None
-    home.next_stage_path.write_bytes(b"two")
-    assert home.take_next_stage() is None
+    assert home.take_next_part() == ""
+    for part in ("stage/2", "expert/1"):
+        home.go_over_to(part)
+        assert Home(home.root).take_next_part() == part
+        assert home.take_next_part() == ""
+    home.next_part_path.write_bytes(b"two")
+    assert home.take_next_part() == ""
 
 
 def test_one_run_per_home(home: Home) -> None:

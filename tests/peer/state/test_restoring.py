@@ -111,12 +111,13 @@ def test_an_empty_home_gets_all_but_keys(uploaded, empty):
     assert not empty.founder_key_path.exists()
 
 
-def test_a_home_that_is_restored_goes_on_with_its_expert(tmp_path, empty):
-    def two_experts(spec: RunSpec) -> RunSpec:
-        code = {"name": "code", "source": "text:code", "manifest": spec.data.manifest}
-        more = {"experts": [{"name": "general"}, code], "ensemble": {"branch_round": 0}}
-        return validated(spec.model_dump() | more)
+def two_experts(spec: RunSpec) -> RunSpec:
+    code = {"name": "code", "source": "text:code", "manifest": spec.data.manifest}
+    more = {"experts": [{"name": "general"}, code], "ensemble": {"branch_round": 0}}
+    return validated(spec.model_dump() | more)
 
+
+def test_a_home_that_is_restored_goes_on_with_its_expert(tmp_path, empty):
     uploaded = Uploaded(tmp_path, str(tmp_path / "there"), two_experts)
     uploaded.upload(10, part="expert/1")
     list(restore(uploaded.url, empty, 3))
@@ -125,6 +126,32 @@ def test_a_home_that_is_restored_goes_on_with_its_expert(tmp_path, empty):
     assert corpus_file(uploaded, empty).is_file()
     empty.put_run_away()
     assert empty.expert() is None
+
+
+def test_copies_of_the_expert_that_is_named_are_taken(tmp_path, empty):
+    uploaded = Uploaded(tmp_path, str(tmp_path / "there"), two_experts)
+    uploaded.upload(90, part="expert/1")
+    for step in (10, 20, 30):
+        uploaded.upload(step, part="expert/0")
+    list(restore(uploaded.url, empty, 3, "code"))
+    assert restored_steps(empty) == [90], "a copy of each expert outlasts older ones"
+    assert empty.expert() == "code"
+    (own,) = empty.checkpoints_dir.iterdir()
+    own.rename(own.with_name("000004-step-30"))  # as the copy that comes now
+    list(restore(uploaded.url, empty, 3, "general"))
+    assert empty.expert() == "general"
+    assert restored_steps(empty) == [30, 90]
+    empty.keep_expert("code")
+    (said,) = restore(uploaded.url, empty, 3)
+    assert "not needed" in said
+    assert "of step 90" in said
+
+
+def test_an_expert_of_which_there_are_no_copies_is_named(tmp_path, empty):
+    uploaded = Uploaded(tmp_path, str(tmp_path / "there"), two_experts)
+    uploaded.upload(10, part="expert/0")
+    with pytest.raises(RestoreFailed, match="no whole checkpoint of the expert 'code'"):
+        list(restore(uploaded.url, empty, 3, "code"))
 
 
 def test_a_home_that_has_the_run_goes_on_from_its_own_checkpoint(uploaded, empty):

@@ -1,0 +1,333 @@
+"""The experts of a run: who trains which, what each has left, and which is ours.
+
+Nobody assigns them: protocol/run/assignment.py has the rules, and here they are asked with what
+beats tell. What is not told is guessed. Another peer fits every expert, and is pinned to none; a
+newcomer has the speed of the others. Where that is wrong, a move comes later, or one more is made.
+
+FLOPs left of an expert are those of the steps that it has left, and its step is the middle of those
+that its peers tell; where all are gone, of what they told last. A newcomer has not heard that, and
+takes such an expert for one that nobody has begun: it is the first to be trained in either case.
+
+Before the branch the generalist alone has any left, and all train it, pinned ones too. At the
+branch each of its peers finds its place by one placing of all of them. Those that have just gone
+over are for EMPTY_S still where that puts them, so who is late finds the same.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median_low
+from typing import Final
+
+import blake3
+import trio
+
+from peer.facts import Facts, PeerState
+from peer.observe.event_names import EventName
+from peer.observe.status import ExpertStatus
+from peer.process.rejoin import JoinAgain
+from peer.runtime import PeerId
+from protocol.membership.group import Group
+from protocol.membership.view import Member, Roster, View, heeded
+from protocol.run.assignment import EMPTY_S, ExpertBalance, Hand, placed, turn_of
+from protocol.run.layout import expert_of_part, part_of_expert
+from protocol.run.needs import flops_per_token
+from protocol.schedule.rounds import LARGEST_RATIO, middle
+
+from .ports import Ports
+
+GENERALIST: Final = 0
+HOLDERS: Final = (PeerState.TRAINING, PeerState.PAUSED, PeerState.FINISHED)
+COMING: Final = (PeerState.STARTING, PeerState.DOWNLOADING, PeerState.RETURNING)
+
+
+class ExpertCompany:
+    """The peers of a run by expert, as the roster knows them now."""
+
+    def __init__(self, roster: Roster, facts: Facts) -> None:
+        run, run_id = facts.several, facts.run_id
+        assert run is not None
+        assert run_id is not None
+        self._facts = facts
+        self._roster = roster
+        self.names = [expert.name for expert in run.experts]
+        self.groups = [Group(run_id, part_of_expert(n)) for n in range(len(self.names))]
+        self._number_of = {group.digest: n for n, group in enumerate(self.groups)}
+        self._views = [View(roster, group.digest) for group in self.groups]
+        self._step_flops = [each.tokens_per_step * flops_per_token(each) for each in run.models]
+        self._branch_step = run.branch_step
+        self._totals = [each.total_rounds * each.sync.round_steps for each in run.models]
+
+    @property
+    def own(self) -> int | None:
+        """The expert that we train."""
+        held = self._facts.held
+        return None if held is None else expert_of_part(held.group.part)
+
+    def trainers(self, number: int) -> int:
+        """How many train it, we among them."""
+        training = len(self._views[number].members_training(trio.current_time()))
+        return training + (number == self.own and self._facts.state is PeerState.TRAINING)
+
+    def step_of(self, number: int) -> int:
+        if number == self.own and self._facts.state in HOLDERS:
+            return self._facts.step
+        now_s, view = trio.current_time(), self._views[number]
+        alive = [m for m in view.alive(now_s) if m.progress.state in HOLDERS]
+        told = [m.progress.step for m in heeded(alive or view.members(), now_s)]
+        return min(self._totals[number], int(middle(told, 0)))
+
+    @property
+    def is_branched(self) -> bool:
+        """Whether the generalist has come to the branch; we know that best where we train it."""
+        if self.step_of(GENERALIST) >= self._branch_step:
+            return True
+        others = range(GENERALIST + 1, len(self.names))
+        known = self.own == GENERALIST or self._views[GENERALIST].members()
+        return not known and any(map(self.step_of, others))
+
+    def flops_left(self) -> list[float]:
+        ends = self._totals
+        if not self.is_branched:
+            ends = [self._branch_step, *[0] * (len(ends) - 1)]
+        return [
+            each * max(0, end - self.step_of(number))
+            for number, (each, end) in enumerate(zip(self._step_flops, ends, strict=True))
+        ]
+
+    def standing(self) -> list[int]:
+        """Those that have FLOPs left, and that nobody trains."""
+        left = self.flops_left()
+        return [n for n, flops in enumerate(left) if flops > 0 and not self.trainers(n)]
+
+    def told(self) -> tuple[ExpertStatus, ...]:
+        standing = self.standing()
+        return tuple(
+            ExpertStatus(name, self.trainers(n), self.step_of(n), self._totals[n], n in standing)
+            for n, name in enumerate(self.names)
+        )
+
+    # --- who is where -----------------------------------------------------------------------------
+    def others(self) -> tuple[Member, ...]:
+        """The others that train an expert, or are about to."""
+        alive = self._roster.alive(trio.current_time())
+        at_work = (PeerState.TRAINING, *COMING)
+        return tuple(
+            m for m in alive if m.progress.group in self._number_of and m.progress.state in at_work
+        )
+
+    def newcomers(self) -> frozenset[PeerId]:
+        return frozenset(m.peer_id for m in self.others() if m.progress.state in COMING)
+
+    def hands(self, others: Iterable[Member], own: Hand) -> Mapping[PeerId, Hand]:
+        """These, and ours."""
+        everything = frozenset(range(len(self.names)))
+        known = {m.peer_id: (m, self._number_of[m.progress.group or ""]) for m in others}
+        speeds = {
+            peer_id: member.progress.steps_per_s * self._step_flops[number]
+            for peer_id, (member, number) in known.items()
+        }
+        usual = _usual(speeds.values(), own.speed)
+        hands = {
+            peer_id: Hand(_believed(speeds[peer_id], usual), everything, number)
+            for peer_id, (_, number) in known.items()
+        }
+        mine = Hand(own.speed or usual, own.fits, own.expert, own.pinned)
+        return {**hands, self._facts.peer_id: mine}
+
+    def own_hand(self, fits: frozenset[int]) -> Hand:
+        number = self.own
+        assert number is not None
+        return Hand(self._facts.steps_per_s * self._step_flops[number], fits, number)
+
+    def place(
+        self, others: Iterable[Member], fits: frozenset[int], idle: Collection[PeerId] = ()
+    ) -> int | None:
+        """Where we should begin; None where nothing is left to be trained that fits.
+
+        Args:
+            idle: those of the others that begin anew as we do.
+        """
+        hands = self.hands(others, Hand(0.0, fits))
+        idle_hands = {each: replace(hands[each], expert=None) for each in idle}
+        return placed({**hands, **idle_hands}, self.flops_left()).get(self._facts.peer_id)
+
+    def parted(self, fits: frozenset[int]) -> int | None:
+        """Where we go at the branch, by the placing of all that train the generalist."""
+        now_s = trio.current_time()
+        near = [m for m in self._views[GENERALIST].members() if now_s - m.last_heard_s <= EMPTY_S]
+        parting = {m.peer_id for m in near}
+        others = [m for m in self.others() if m.peer_id not in parting]
+        return self.place((*others, *near), fits, parting)
+
+    def ended(self) -> tuple[Member, ...]:
+        """The others that have trained our expert to its end, and serve it."""
+        own, now_s = self.own, trio.current_time()
+        there = () if own is None else self._views[own].alive(now_s)
+        return tuple(m for m in there if m.progress.state == PeerState.FINISHED)
+
+
+def _usual(speeds: Iterable[float], own: float) -> float:
+    known = [speed for speed in (*speeds, own) if speed > 0]
+    return median_low(known) if known else 1.0
+
+
+def _believed(speed: float, usual: float) -> float:
+    """What a peer says of its speed is not checked."""
+    return min(LARGEST_RATIO * usual, max(usual / LARGEST_RATIO, speed)) if speed > 0 else usual
+
+
+# --- the choice -----------------------------------------------------------------------------------
+LOOK_AROUND_S: Final = 2.0
+"""For how long a newcomer listens before it chooses a stage or an expert: its first link has told
+it of all others, and they beat every second."""
+LATECOMERS: Final = 2
+"""The longest listening lasts so many times longer."""
+LOOKS: Final = 3
+"""A newcomer looks again so often, at most, after LOOK_AROUND_S, who has chosen what."""
+
+
+async def listen(own_id: PeerId) -> None:
+    """Newcomers that come together listen for different times: later ones hear what is chosen."""
+    drawn = blake3.blake3(own_id.encode()).digest(length=4)
+    share = int.from_bytes(drawn, "big") / 2**32  # in [0, 1), and this peer's own
+    await trio.sleep(LOOK_AROUND_S * (1 + LATECOMERS * share))
+
+
+async def choose_expert(ports: Ports, fits: frozenset[int]) -> int:
+    """Listen, choose the expert that we train, and let all know.
+
+    Those that had chosen before count where they are. Of those that choose meanwhile only who goes
+    before us counts, so no two give way to each other.
+
+    Args:
+        fits: those that this machine can train; not empty.
+    """
+    facts, own_id = ports.facts, ports.facts.peer_id
+    facts.now_doing("checking which expert needs a peer")
+    await listen(own_id)
+    company = ExpertCompany(ports.roster, facts)
+    at_once = company.newcomers()
+    number = _chosen(company, company.others(), fits)
+    for _ in range(LOOKS):
+        facts.chosen = company.groups[number]
+        await trio.sleep(LOOK_AROUND_S)
+        beside = company.newcomers() - at_once
+        before = [m for m in company.others() if _goes_before(m.peer_id, own_id, beside)]
+        before_s, number = number, _chosen(company, before, fits)
+        if number == before_s and not beside:
+            break
+    facts.chosen = company.groups[number]
+    return number
+
+
+async def now_or_at_branch(ports: Ports, number: int) -> int:
+    """The generalist, as long as all train that; else the expert that is given."""
+    ports.facts.now_doing("checking whether the generalist is trained")
+    await listen(ports.facts.peer_id)
+    return number if ExpertCompany(ports.roster, ports.facts).is_branched else GENERALIST
+
+
+def _chosen(company: ExpertCompany, others: Iterable[Member], fits: frozenset[int]) -> int:
+    place = company.place(others, fits)
+    return min(fits) if place is None else place
+
+
+def _goes_before(peer_id: PeerId, own_id: PeerId, beside: Collection[PeerId]) -> bool:
+    return peer_id not in beside or turn_of(peer_id) < turn_of(own_id)
+
+
+# --- moves ----------------------------------------------------------------------------------------
+LOOK_EVERY_S: Final = 1.0
+
+
+class ExpertWatch:
+    """Watches the experts while we train one: which stand, and whether another needs us more.
+
+    Args:
+        pinned: the one that we train whatever happens; None goes where it is needed.
+    """
+
+    def __init__(self, ports: Ports, pinned: int | None) -> None:
+        self._facts = ports.facts
+        self._events = ports.events
+        self._company = ExpertCompany(ports.roster, ports.facts)
+        self._fits = ports.facts.fits
+        self._pinned = pinned
+        self._balance = ExpertBalance(ports.facts.peer_id)
+        self._is_before_branch = False
+        self._stood: Sequence[int] = ()
+        self._trained = frozenset[int]()
+
+    async def until_needed(self) -> JoinAgain:
+        """Returns what a new process is to do, when there is something."""
+        while True:
+            await trio.sleep(LOOK_EVERY_S)
+            self._tell_standing()
+            target = self._after_branch() if self._has_branched() else self._target()
+            if target is not None:
+                return self._to(target)
+
+    def after_the_end(self) -> JoinAgain | None:
+        """The same at once, when ours is trained to its end; None where nothing is left."""
+        target = None if self._pinned is not None else self._next()
+        return None if target is None else self._to(target)
+
+    def _to(self, target: int) -> JoinAgain:
+        own = self._company.own
+        assert own is not None
+        names = self._company.names
+        why = f"the expert '{names[target]}' needs a peer more than '{names[own]}'"
+        return JoinAgain(why, part_of_expert(target))
+
+    def _has_branched(self) -> bool:
+        """Whether the generalist, which we train, has come to the branch since our last look."""
+        company, was_before = self._company, self._is_before_branch
+        self._is_before_branch = company.own == GENERALIST and not company.is_branched
+        return was_before and not self._is_before_branch
+
+    def _after_branch(self) -> int | None:
+        target = self._pinned
+        if target is None:
+            target = self._company.parted(self._fits)
+        return None if target == GENERALIST else target
+
+    def _target(self) -> int | None:
+        company = self._company
+        if self._pinned is not None:
+            return None
+        if self._facts.state is PeerState.FINISHED:
+            return None if self._stays() else self._next()
+        if self._facts.state is not PeerState.TRAINING:
+            return None
+        hands = company.hands(company.others(), company.own_hand(self._fits))
+        move = self._balance.due_move(hands, company.flops_left(), trio.current_time())
+        return None if move is None else move.target
+
+    def _stays(self) -> bool:
+        """Whether we are the one that serves what is trained to its end."""
+        own_turn = turn_of(self._facts.peer_id)
+        return all(own_turn < turn_of(m.peer_id) for m in self._company.ended())
+
+    def _next(self) -> int | None:
+        company = self._company
+        ended = company.ended()
+        idle = [m.peer_id for m in ended]
+        return company.place((*company.others(), *ended), self._fits, idle)
+
+    def _tell_standing(self) -> None:
+        """Tell of an expert that was trained, and is no more."""
+        company = self._company
+        standing = company.standing()
+        for number in standing:
+            if number in self._trained and number not in self._stood:
+                name, step = company.names[number], company.step_of(number)
+                self._events.emit(EventName.EXPERT_STANDS, expert=name, step=step)
+        self._stood = standing
+        self._trained |= {n for n in range(len(company.names)) if company.trainers(n)}
+
+
+def expert_watch(ports: Ports, pinned: str | None) -> ExpertWatch | None:
+    """None where the run has no experts."""
+    run = ports.facts.several
+    number = None if run is None or pinned is None else run.expert_named(pinned)
+    return None if run is None else ExpertWatch(ports, number)

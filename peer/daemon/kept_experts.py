@@ -1,0 +1,100 @@
+"""Experts that this home trained before: their newest checkpoints, for those that go on with them.
+
+An expert whose last peer has gone may have a checkpoint in the home of a peer that trains another
+one now. It is served as a state of that group, and read from the disk when somebody asks.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import trio
+
+from peer.content.state_file import StateManifest, copy_state, seal_state
+from peer.facts import Facts
+from peer.runtime import Work
+from peer.state.checkpoints import Checkpoint, CheckpointStore
+from peer.training.tensor_file import FileUnusable
+from protocol.content.samples import Float32Vector, sample_of
+from protocol.membership.group import Group
+from protocol.run.layout import part_of_expert
+from protocol.wire.content_messages import StateScalars
+
+
+class KeptExpert:
+    """One of them. Implements `StateSource`."""
+
+    def __init__(self, group: str, checkpoint: Checkpoint, work: Work) -> None:
+        self.group = group
+        self.checkpoint = checkpoint
+        self._work = work
+
+    @property
+    def round(self) -> int:
+        return self.checkpoint.manifest.round
+
+    @property
+    def step(self) -> int:
+        return int(self.checkpoint.manifest.step)
+
+    async def sample(self, seed: bytes) -> bytes:
+        slow_P, _ = await self._work.run(self._vectors)
+        return sample_of(slow_P, seed).astype("<f4").tobytes()
+
+    async def write(self, directory: Path) -> tuple[Path, StateManifest]:
+        return await self._work.run(self._write, directory)
+
+    def _write(self, directory: Path) -> tuple[Path, StateManifest]:
+        directory.mkdir(parents=True, exist_ok=True)
+        manifest, path = self.checkpoint.manifest, directory / "1.state"
+        scalars = StateScalars(
+            group=self.group,
+            round=manifest.round,
+            step=self.step,
+            layout_digest=manifest.layout_digest,
+            epoch=manifest.epoch,
+            position=manifest.position,
+            tokens=manifest.tokens,
+            gradient_norm=0.0,
+        )
+        copy_state(path, scalars, *self._vectors())
+        return path, seal_state(path, scalars)
+
+    def _vectors(self) -> tuple[Float32Vector, Float32Vector]:
+        """Raises OSError."""
+        size = self.checkpoint.manifest.padded_parameters
+        slow_P, momentum_P = np.zeros((2, size), np.float32)
+        try:
+            self.checkpoint.fill(slow_P, momentum_P)
+        except FileUnusable as error:
+            raise OSError(0, str(error)) from error
+        return slow_P, momentum_P
+
+
+class KeptExperts:
+    """Those of this home, but for the one that it trains now."""
+
+    def __init__(self, store: CheckpointStore, facts: Facts, work: Work) -> None:
+        self._store = store
+        self._facts = facts
+        self._work = work
+        self._looking = trio.Lock()
+        self._found: dict[str, KeptExpert] = {}
+        run, run_id = facts.several, facts.run_id
+        count = 0 if run is None or run_id is None else len(run.experts)
+        parts = map(part_of_expert, range(count))
+        self._parts = {Group(run_id or "", part).digest: part for part in parts}
+
+    async def of(self, group: str) -> KeptExpert | None:
+        """That of a group, verified once."""
+        part, run_id = self._parts.get(group), self._facts.run_id
+        if part is None or run_id is None or group == self._facts.group:
+            return None
+        async with self._looking:
+            found = self._found.get(group)
+            if found is not None and found.checkpoint.path.is_dir():
+                return found
+            newest = await self._work.run(self._store.newest_whole, run_id, lambda *_: None, part)
+            if newest is None:
+                return None
+            self._found[group] = KeptExpert(group, newest, self._work)
+            return self._found[group]
