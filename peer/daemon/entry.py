@@ -24,6 +24,7 @@ from protocol.wire.messages import Hello
 from protocol.wire.versions import how_to_install
 
 from .bootstrap import Bootstrap
+from .domains import BlobsOfPeers
 from .experts import LOOK_AROUND_S, LOOKS, choose_expert, listen, now_or_at_branch
 from .parts import PeerParts
 from .ports import Ports
@@ -104,8 +105,8 @@ async def join(
         check_spec(spec, number)
         choose = partial(stays_at, number)
     facts.now_doing("fetching the data")
-    obtain = partial(parts.provision.obtain, spec, choose_part=choose)
-    return signed, await parts.sources.fetch(obtain, parts.roster, first)
+    source = BlobsOfPeers(parts, parts.sources, first, expert=facts.expert)
+    return signed, await parts.provision.obtain(spec, source, choose)
 
 
 def usable_spec(signed: SignedSpec, software: str) -> RunSpec:

@@ -119,6 +119,8 @@ class Peer:
             async with trio.open_nursery() as nursery:
                 signed, supplies = await entry(self.parts, self.settings.check_spec, nursery)
                 nursery.start_soon(self._keep_acquaintances)
+                if supplies.domains is not None:
+                    nursery.start_soon(supplies.domains.run, self.parts, self.parts.sources)
                 self._training = Training(self.settings, self.parts, signed, supplies)
                 await self._training.run()
                 nursery.cancel_scope.cancel()
@@ -203,11 +205,7 @@ class Training:
             state_dir=settings.state_dir,
             signed=signed,
             blobs=supplies.blobs,
-            stores={
-                store.manifest.name: store
-                for store in (*supplies.others, supplies.store)
-                if store is not None
-            },
+            stores=supplies.stores,
             other=KeptExperts(parts.checkpoints, facts, parts.work).of,
         )
         self.service.refused = facts.refused

@@ -20,7 +20,7 @@ The engine is memory and trainers, without torch: the real one starts child proc
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -44,8 +44,6 @@ from peer.training.child_process import SpareChild
 from peer.training.corpus.apart import prepare_apart
 from peer.training.corpus.folder import (
     KeptCorpus,
-    adopt_held_out,
-    adopt_manifest,
     describe_corpus,
     kept_corpus,
     prepare_corpus,
@@ -78,6 +76,7 @@ from protocol.wire.content_messages import StateScalars
 
 from .beginning import NOTHING_TRAINED, Arrival, Beginning, FirstState, Fresh
 from .checkpointing import free_bytes
+from .domains import Domains, described_corpus
 from .fetched import Fetched, known_positions
 from .sources import FETCH_WEIGHTS_S, NobodyHelped, NoSource, weights_of
 
@@ -351,8 +350,7 @@ async def obtain_data(
         if kept is None and spec.data.source == "stdlib" and tokenizer == BYTES:
             kept = await work.run(_made_here, spec, cache_dir, _until_cancelled(work, tell))
         if kept is None:
-            kept = await work.run(adopt_manifest, await source.blob(digest), digest, cache_dir)
-            await work.run(adopt_held_out, kept, await source.blob(kept.manifest.held_out))
+            kept = await described_corpus(digest, cache_dir, source, work)
         return await work.run(describe_corpus, spec, kept)
 
 
@@ -446,7 +444,8 @@ class Supplies:
         num_blocks: training blocks of an epoch.
         piece_blocks: of them in one piece of the corpus; None where it is all one.
         store: the pieces that are here; None where the corpus has none.
-        others: those of other experts' corpora, for joiners.
+        stores: those that joiners are given, by the corpus's name.
+        domains: what is here of the corpora of all experts; None where the run has none.
         remake: makes the first weights of the run again, as its founder made them.
         shape: of the part of the model that the engine trains.
         beginning: where the first state of its group comes from.
@@ -461,7 +460,8 @@ class Supplies:
     part: str = WHOLE_MODEL
     piece_blocks: int | None = None
     store: PieceStore | None = None
-    others: tuple[PieceStore, ...] = ()
+    stores: Mapping[str, PieceStore] = field(default_factory=dict)
+    domains: Domains | None = None
     remake: Callable[[], Awaitable[Beginning]] | None = None
 
 
@@ -568,7 +568,7 @@ class RealProvision:
         source: BlobSource,
         beginning_with: Callable[[Fresh], Beginning],
     ) -> Supplies:
-        """One expert; and for joiners what is here of the others' corpora.
+        """One expert, and what is here of all domains.
 
         The same first weights are made by all that come to an expert that nobody has begun.
         """
@@ -583,15 +583,10 @@ class RealProvision:
 
         shape = PartShape.of_whole_model(spec)
         own = self._supplies(spec, corpus, shape, beginning_with(Fresh(make)), None)
-        kept = [kept_corpus(self._cache_dir, each.data.manifest or "") for each in run.models]
-        others = [each for each in kept if each and each.manifest_digest != corpus.manifest_digest]
-        blobs = {name: path for each in (*others, corpus) for name, path in each.blobs.items()}
-        return replace(
-            own,
-            part=part_of_expert(number),
-            blobs={**own.blobs, **blobs},
-            others=tuple(map(open_store, others)),
-        )
+        domains = Domains(run, self._cache_dir, self._work, own.blobs, own.stores)
+        await domains.look()
+        own = replace(own, blobs=domains.blobs, stores=domains.stores, domains=domains)
+        return replace(own, part=part_of_expert(number))
 
     async def obtain(self, spec: RunSpec, source: BlobSource, choose_part: ChoosePart) -> Supplies:
         """Take the corpus from here or from a peer; of a pipeline, the stage that needs us most."""
@@ -670,6 +665,7 @@ class RealProvision:
         tokenizer = tokenizer_path(self._cache_dir, corpus.manifest.tokenizer_digest)
         if tokenizer.is_file():
             blobs[corpus.manifest.tokenizer_digest] = tokenizer
+        store = open_store(corpus)
         return Supplies(
             engine,
             blobs,
@@ -678,7 +674,8 @@ class RealProvision:
             beginning=beginning,
             part=WHOLE_MODEL if stage is None else part_of_stage(stage),
             piece_blocks=corpus.manifest.piece_blocks,
-            store=open_store(corpus),
+            store=store,
+            stores={store.manifest.name: store},
         )
 
     def _trainer_settings(
