@@ -241,6 +241,7 @@ class CorpusFacts:
         only_here: on no other machine that we have asked.
         fetched_bytes: from other peers.
         waited_s: time for which training stood still for pieces.
+        unheld: what we wait for and nobody has, in a sentence; empty where somebody has it.
     """
 
     pieces: int = 0
@@ -248,6 +249,7 @@ class CorpusFacts:
     only_here: int = 0
     fetched_bytes: int = 0
     waited_s: float = 0.0
+    unheld: str = ""
 
 
 @dataclass(slots=True)
