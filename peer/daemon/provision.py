@@ -36,6 +36,7 @@ from peer.facts import PartShape, PeerState
 from peer.observe.event_names import EventName
 from peer.options.config import PeerConfig
 from peer.options.needs_told import FreeRoom, misfit
+from peer.rounds.domains import HeldOut, HeldOutBlocks
 from peer.runtime import PeerId, Work
 from peer.runtime.files import replace_file
 from peer.state.home import Home, HomeError
@@ -59,6 +60,7 @@ from peer.training.shared import SharedVector
 from peer.training.tensor_file import FileUnusable
 from protocol.content.samples import Float32Vector
 from protocol.errors import InvalidRunSpec, Refused
+from protocol.experts.claims import claimed_blocks
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import View, heeded
 from protocol.names import short_id
@@ -447,6 +449,8 @@ class Supplies:
         stores: those that joiners are given, by the corpus's name.
         domains: what is here of the corpora of all experts; None where the run has none.
         remake: makes the first weights of the run again, as its founder made them.
+        held_out: blocks of the domains of a run with experts, as far as they are here.
+        vocabulary_size: of the tokenizer, where a text could be scored here.
         shape: of the part of the model that the engine trains.
         beginning: where the first state of its group comes from.
         part: which part that is (protocol/membership/group.py).
@@ -462,6 +466,8 @@ class Supplies:
     store: PieceStore | None = None
     stores: Mapping[str, PieceStore] = field(default_factory=dict)
     domains: Domains | None = None
+    held_out: HeldOut | None = None
+    vocabulary_size: int = 0
     remake: Callable[[], Awaitable[Beginning]] | None = None
 
 
@@ -586,7 +592,9 @@ class RealProvision:
         domains = Domains(run, self._cache_dir, self._work, own.blobs, own.stores)
         await domains.look()
         own = replace(own, blobs=domains.blobs, stores=domains.stores, domains=domains)
-        return replace(own, part=part_of_expert(number))
+        words = corpus.manifest.vocabulary_size
+        held_out = held_out_in(run, domains)
+        return replace(own, part=part_of_expert(number), held_out=held_out, vocabulary_size=words)
 
     async def obtain(self, spec: RunSpec, source: BlobSource, choose_part: ChoosePart) -> Supplies:
         """Take the corpus from here or from a peer; of a pipeline, the stage that needs us most."""
@@ -692,6 +700,27 @@ class RealProvision:
             stage=stage,
             checkpoint_activations=config.checkpoint_activations,
         )
+
+
+def held_out_in(run: RunSpec, domains: Domains) -> HeldOut:
+    """The blocks that are measured, of each domain whose held-out blocks have come by then."""
+    found = dict[int, HeldOutBlocks]()
+
+    def look() -> Sequence[HeldOutBlocks]:
+        for number, corpus in domains.here.items():
+            if number not in found:
+                found[number] = _blocks_of(number, run.experts[number].name, corpus)
+        return tuple(found.values())
+
+    return look
+
+
+def _blocks_of(number: int, name: str, corpus: KeptCorpus) -> HeldOutBlocks:
+    made_of = corpus.manifest
+    blocks = claimed_blocks(made_of.held_out_blocks, made_of.context_length)
+    shape = blocks, made_of.context_length + 1
+    tokens = np.fromfile(corpus.held_out, made_of.dtype, count=shape[0] * shape[1])
+    return HeldOutBlocks(number, name, made_of.held_out, tokens.reshape(shape))
 
 
 def _shape(created: ModelCreated) -> PartShape:

@@ -15,6 +15,7 @@ import trio
 from peer.facts import Facts, Meetings, PeerState
 from peer.network.reachability import Scope, address_to_join, scope_of
 from peer.observe.events import EventLog
+from peer.observe.experts import ExpertBoard
 from peer.observe.history import SAMPLE_EVERY_S, History
 from peer.observe.metrics import Metrics, Now
 from peer.observe.pairs import pairs_json
@@ -95,6 +96,7 @@ class Report:
         self._watched = Watched()
         self._started_s = trio.current_time()
         self._history = History()
+        self._board = ExpertBoard()
         self._recent: Status | None = None
         self._recent_s = 0.0
         self.metrics_url: str | None = None
@@ -161,6 +163,7 @@ class Report:
             part=facts.held.group.part if facts.held else None,
             expert=facts.expert,
             experts=self._experts.told() if self._experts else (),
+            matrix=self._board.look(facts, alive),
             microbatches={str(what): count for what, count in facts.microbatches.items()},
             pipeline=facts.pipeline.to_json() if facts.holds_stage else None,
             amendments=amendments_json(facts.spec),

@@ -135,6 +135,7 @@ def test_json_has_exactly_these_keys() -> None:
         "part": "stage/1",
         "expert": None,
         "experts": [],
+        "matrix": None,
         "microbatches": {"done": 120, "lost": 2},
         "pipeline": PIPELINE,
         "amendments": list(AMENDED),
