@@ -135,7 +135,7 @@ def experts_of(peer: Peer) -> dict[str, dict[str, Any]]:
 
 def test_at_the_branch_one_of_two_goes_over_in_a_new_process(tmp_path: Path) -> None:
     one_size = f"model = {{ num_layers = {LAYERS['code']} }}\n"
-    spec = spec_in(tmp_path, branch_round=10).replace(one_size, "")
+    spec = spec_in(tmp_path, branch_round=3).replace(one_size, "")
     with open_swarm(tmp_path, spec) as swarm:
         founder = swarm.found(rounds_alone=0)
         home = ("--home", str(founder.home.root))
@@ -146,7 +146,7 @@ def test_at_the_branch_one_of_two_goes_over_in_a_new_process(tmp_path: Path) -> 
         swarm.loco("resume", *home, timeout_s=START_S)
         experts = lambda: sorted(str(peer.status()["expert"]) for peer in peers)
         begun = lambda: [e for peer in peers for e in peer.events(EventName.EXPERT_BEGUN)]
-        (event,) = founder.wait_for("one goes over", begun, START_S)
+        (event,) = founder.wait_for("one goes over", begun, 3 * START_S)
         assert event["expert"] == "code"
         assert event["weights"] == "generalist's"
         assert "our checkpoint of step" in event["detail"]
