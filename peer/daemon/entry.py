@@ -66,7 +66,7 @@ def first_expert(spec: RunSpec) -> str | None:
 
 
 def expert_to_go_on_with(spec: RunSpec, kept: str | None, pinned: str | None) -> str | None:
-    """Of what a home has trained last, and what its user names.
+    """The name of the expert: the one that the home has trained last, or its user names.
 
     The generalist is gone on with until the branch, and left by itself then.
     """

@@ -22,13 +22,13 @@ LINES: Final = {
 LINES_EACH: Final = 1500
 
 
-def spec_in(folder: Path) -> str:
+def spec_in(folder: Path, *, branch_round: int = 0) -> str:
     for name, line in LINES.items():
         (folder / f"{name}.txt").write_text("".join(map(line.format, range(LINES_EACH))))
     own = RUN_SPEC.replace("[data]", f'[data]\nsource = "text:{folder}/general.txt"')
     return f"""{own}
 [ensemble]
-branch_round = 0
+branch_round = {branch_round}
 
 [[experts]]
 name = "general"
@@ -131,6 +131,26 @@ def test_a_newcomer_takes_the_expert_whose_only_peer_was_killed(experts: Swarm) 
 
 def experts_of(peer: Peer) -> dict[str, dict[str, Any]]:
     return {each["name"]: each for each in peer.status()["experts"]}
+
+
+def test_at_the_branch_one_of_two_goes_over_in_a_new_process(tmp_path: Path) -> None:
+    one_size = f"model = {{ num_layers = {LAYERS['code']} }}\n"
+    spec = spec_in(tmp_path, branch_round=3).replace(one_size, "")
+    with open_swarm(tmp_path, spec) as swarm:
+        founder = swarm.found(rounds_alone=0)
+        home = ("--home", str(founder.home.root))
+        swarm.loco("pause", *home, timeout_s=START_S)  # it would be at the branch soon
+        joiner = swarm.launch("joiner", "join", "--bootstrap", founder.address)
+        peers = (founder, joiner)
+        joiner.wait_event(EventName.STATE_RECEIVED, START_S)
+        swarm.loco("resume", *home, timeout_s=START_S)
+        experts = lambda: sorted(str(peer.status()["expert"]) for peer in peers)
+        begun = lambda: [e for peer in peers for e in peer.events(EventName.EXPERT_BEGUN)]
+        (event,) = founder.wait_for("one goes over", begun, 3 * START_S)
+        assert event["expert"] == "code"
+        assert event["weights"] == "generalist's"
+        assert "our checkpoint of step" in event["detail"]
+        founder.wait_for("both train", lambda: experts() == ["code", "general"], START_S)
 
 
 def test_a_joiner_is_told_the_names(experts: Swarm) -> None:
