@@ -20,7 +20,7 @@ from peer.process.terminal import hold_back_sigterm
 from peer.runtime.imports import large_imports
 from peer.state.home import Home, OtherRun
 from peer.training.child_process import spare_child
-from protocol.errors import leaves
+from protocol.errors import InvalidRunSpec, leaves
 from protocol.run.amendments import differing_keys
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
@@ -210,10 +210,22 @@ def _new_run(config: PeerConfig, spec: RunSpec) -> RunSpec:
         )
     for model in spec.models:
         _check_source(config.data or model.data.source)
-    spec = _from_checkpoint(spec)
+    spec = _from_checkpoints(spec)
     own = spec.models[spec.expert_named(config.expert) or 0 if config.expert else 0]
     say_needs(config, own, corpus_tokens_of(own, config.data))
     return spec
+
+
+def _from_checkpoints(written: RunSpec) -> RunSpec:
+    """The same; and look whether the experts' checkpoints fit. Raises InvalidRunSpec."""
+    for expert, model in zip(written.experts, written.models, strict=False):
+        if model.model.init_from is not None:  # all experts have the tokenizer of the run
+            named = model.data.model_copy(update={"tokenizer": model.data.tokenizer})
+            try:
+                _from_checkpoint(model.model_copy(update={"data": named}))
+            except InvalidRunSpec as error:
+                raise InvalidRunSpec(f"expert {expert.name}: {error}") from error
+    return _from_checkpoint(written)
 
 
 def _from_checkpoint(written: RunSpec) -> RunSpec:

@@ -165,6 +165,7 @@ class ContentService:
     Attributes:
         refused: requests for the state of another group.
         source: of the state that is served; None while there is none.
+        firsts: states of other groups before their first round, by group.
         stores: the pieces of each corpus that there are any of, by its name.
 
     Args:
@@ -177,15 +178,22 @@ class ContentService:
     signed: SignedSpec
     blobs: Mapping[str, Path]
     stores: Mapping[str, PieceStore] = field(default_factory=dict)
+    firsts: Mapping[str, StateSource] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.source: StateSource | None = None
         self.refused: Counter[RefusalReason] = Counter()
         self._states = KeptStates(self.state_dir, self.work)
+        self._first_states = {g: self._kept_first(g) for g in self.firsts}
         self._readers = Readers()
         self._at_once = AtOnce(MAX_READERS)
         self._turns = trio.Lock()
         self._ended = ParkingLot()
+
+    def _kept_first(self, group: str) -> KeptStates:
+        directory = self.state_dir / f"first-{group}"
+        directory.mkdir(parents=True, exist_ok=True)
+        return KeptStates(directory, self.work)
 
     async def start(self) -> None:
         await self.network.serve(CONTENT, self._serve)
@@ -270,6 +278,8 @@ class ContentService:
     def _asked_source(self, group: str) -> StateSource:
         """What is served. Raises Refused: that is not what was asked for."""
         source = self.source
+        if group in self.firsts and (source is None or group != source.group):
+            return self.firsts[group]
         if source is None:
             raise Refused(RefusalReason.UNAVAILABLE, "I have no state yet")
         if group != source.group:
@@ -281,7 +291,8 @@ class ContentService:
         source = self._asked_source(request.group)
         _check_age(source.step, request)  # nothing need be written to see that
         try:
-            state = await self._states.for_reader(source, request.minimum_step)
+            kept = self._first_states[source.group] if source is not self.source else self._states
+            state = await kept.for_reader(source, request.minimum_step)
         except OSError as error:
             sentence = f"I cannot write my state: {error.strerror}"
             raise Refused(RefusalReason.UNAVAILABLE, sentence) from error
@@ -293,7 +304,9 @@ class ContentService:
         await reader.talk.send(state.manifest.scalars, b"".join(state.manifest.digests))
 
     async def _send_chunks(self, reader: _Reader, request: content_messages.GetParts) -> None:
-        state = self._states.by_root.get(request.content)
+        kept = (self._states, *self._first_states.values())
+        found = (each.by_root.get(request.content) for each in kept)
+        state = next(filter(None, found), None)
         if state is None:
             raise Refused(RefusalReason.UNAVAILABLE, REPLACED)
         reader.reads(state)

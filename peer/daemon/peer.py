@@ -44,6 +44,7 @@ from protocol.wire.content_messages import StateScalars
 from .beginning import Arrival, MeasureLoss, cannot_tell
 from .checkpointing import Checkpointing, check_room
 from .entry import Entry
+from .first_weights import first_states
 from .membership import LinkedCompany, Membership
 from .parts import PeerParts, PeerSettings
 from .provision import Supplies
@@ -203,6 +204,7 @@ class Training:
             signed=signed,
             blobs=supplies.blobs,
             stores=supplies.stores,
+            firsts=first_states(spec, signed.run_id, supplies.firsts, parts.work),
         )
         self.service.refused = facts.refused
         self.rounds: RoundLoop | None = None

@@ -63,7 +63,7 @@ from protocol.run.layout import (
     part_of_stage,
     stage_layouts,
 )
-from protocol.run.run_spec import FrozenSection, RunSpec
+from protocol.run.run_spec import FrozenSection, RunSpec, validated
 from protocol.schedule.progress import TaskProgress, Tell, nobody
 from protocol.schedule.rounds import middle
 from protocol.wire.content_messages import StateScalars
@@ -71,6 +71,7 @@ from protocol.wire.content_messages import StateScalars
 from .beginning import Arrival, Beginning, FirstState, Fresh
 from .domains import Domains, described_corpus
 from .fetched import Fetched, known_positions
+from .first_weights import FromFounder, kept_first_weights, weights_file
 from .sources import NoSource, weights_of
 
 # --- memory and trainers --------------------------------------------------------------------------
@@ -170,7 +171,7 @@ class FreshOrFetched:
 
     ages = True
 
-    def __init__(self, first: Fresh, *, then: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, first: Beginning, *, then: Callable[[], Awaitable[None]]) -> None:
         self._first = first
         self._then = then
 
@@ -184,6 +185,12 @@ class FreshOrFetched:
                 nursery.cancel_scope.cancel()
         if _has_begun(arrival.held.view):
             return await Fetched().take(arrival)
+        given = isinstance(self._first, FromFounder)
+        arrival.ports.events.emit(
+            EventName.EXPERT_BEGUN,
+            expert=arrival.ports.facts.expert,
+            how="from its checkpoint" if given else "anew",
+        )
         state = await self._first.take(arrival)
         await self._then()
         return state
@@ -352,6 +359,7 @@ class Supplies:
         store: the pieces that are here; None where the corpus has none.
         stores: those that joiners are given, by the corpus's name.
         domains: what is here of the corpora of all experts; None where the run has none.
+        firsts: first weights of experts that begin from a checkpoint, which the founder has.
         remake: makes the first weights of the run again, as its founder made them.
         shape: of the part of the model that the engine trains.
         beginning: where the first state of its group comes from.
@@ -368,6 +376,7 @@ class Supplies:
     store: PieceStore | None = None
     stores: Mapping[str, PieceStore] = field(default_factory=dict)
     domains: Domains | None = None
+    firsts: Mapping[int, Path] = field(default_factory=dict)
     remake: Callable[[], Awaitable[Beginning]] | None = None
 
 
@@ -430,12 +439,23 @@ class RealProvision:
                 made.append(await self._frozen_data(model))
             except InvalidRunSpec as error:
                 raise InvalidRunSpec(f"expert {each.name}: {error}") from error
-        frozen = [(await self._frozen_model(*each))[0] for each in made]
-        spec = with_frozen_experts(spec, frozen)
+        frozen = [await self._frozen_expert(number, *each) for number, each in enumerate(made)]
+        spec = validated(with_frozen_experts(spec, frozen).model_dump())
         return spec, await self._supplies_of_expert(spec, expert, NoSource(), lambda fresh: fresh)
 
     async def _frozen_data(self, spec: RunSpec) -> tuple[RunSpec, KeptCorpus]:
         return await freeze_data(spec, self._cache_dir, self._work, self._config.data, self._tell)
+
+    async def _frozen_expert(self, number: int, spec: RunSpec, corpus: KeptCorpus) -> RunSpec:
+        """The same for one expert; first weights from a checkpoint are kept for others."""
+        frozen, _, fresh = await self._frozen_model(spec, corpus)
+        if spec.model.init_from is not None:
+            assert frozen.frozen is not None
+            slow_P = np.zeros(frozen.frozen.padded_parameters, np.float32)
+            await fresh.initialise(slow_P)
+            path = weights_file(self._state_dir, number)
+            await self._work.run(partial(slow_P.astype("<f4").tofile, path))
+        return frozen
 
     async def _frozen_model(
         self, spec: RunSpec, corpus: KeptCorpus
@@ -456,7 +476,7 @@ class RealProvision:
         run: RunSpec,
         number: int,
         source: BlobSource,
-        beginning_with: Callable[[Fresh], Beginning],
+        beginning_with: Callable[[Beginning], Beginning],
     ) -> Supplies:
         """One expert, and what is here of all domains.
 
@@ -467,15 +487,23 @@ class RealProvision:
             spec, self._cache_dir, source, self._work, self._config.data, self._tell
         )
 
+        firsts = await self._work.run(kept_first_weights, run, self._state_dir)
+
         async def make(slow_P: Float32Vector) -> None:
+            if number in firsts:
+                slow_P[:] = await self._work.run(np.fromfile, firsts[number], "<f4")
+                return
             _, fresh = await self._first_weights(spec, corpus, None)
             await fresh.initialise(slow_P)
 
+        lacks = spec.model.init_from is not None and number not in firsts
+        first: Beginning = FromFounder() if lacks else Fresh(make)
         shape = PartShape.of_whole_model(spec)
-        own = self._supplies(spec, corpus, shape, beginning_with(Fresh(make)), None)
+        own = self._supplies(spec, corpus, shape, beginning_with(first), None)
         domains = Domains(run, self._cache_dir, self._work, own.blobs, own.stores)
         await domains.look()
         own = replace(own, blobs=domains.blobs, stores=domains.stores, domains=domains)
+        own = replace(own, firsts=firsts)
         return replace(own, part=part_of_expert(number))
 
     async def obtain(self, spec: RunSpec, source: BlobSource, choose_part: ChoosePart) -> Supplies:

