@@ -208,8 +208,13 @@ def _new_run(config: PeerConfig, spec: RunSpec) -> RunSpec:
             f"{config.told('data')}: the run has experts, each with a source of its own; leave it"
             " out"
         )
-    for model in spec.models:
-        _check_source(config.data or model.data.source)
+    names = [expert.name for expert in spec.experts] or [""]
+    for name, model in zip(names, spec.models, strict=True):
+        try:
+            _check_source(config.data or model.data.source)
+            _check_enough(model, config.data)
+        except ConfigError as error:
+            raise ConfigError(f"expert {name}: {error}" if name else str(error)) from error
     spec = _from_checkpoints(spec)
     own = spec.models[spec.expert_named(config.expert) or 0 if config.expert else 0]
     say_needs(config, own, corpus_tokens_of(own, config.data))
@@ -247,6 +252,18 @@ def _as_founded(written: RunSpec, founded: RunSpec) -> RunSpec:
         return written
     tokenizer = {"tokenizer": founded.data.tokenizer}
     return written.model_copy(update={"data": written.data.model_copy(update=tokenizer)})
+
+
+def _check_enough(spec: RunSpec, data: str | None) -> None:
+    """Refuse texts that are too short, before anything is made. Raises ConfigError."""
+    tokens = corpus_tokens_of(spec, data)
+    blocks, length = spec.data.validation_blocks + 1, spec.model.context_length
+    if tokens is not None and tokens < blocks * length:
+        raise ConfigError(
+            f"data.source: {data or spec.data.source} has about {tokens:,} tokens, and"
+            f" data.validation_blocks = {spec.data.validation_blocks} and a block to train on take"
+            f" {blocks * length:,}: use more text or fewer blocks"
+        )
 
 
 def _check_source(source: str) -> None:

@@ -20,6 +20,7 @@ from protocol.content.samples import Float32Vector, sample_of
 from protocol.membership.group import Group
 from protocol.run.layout import part_of_expert
 from protocol.run.run_spec import RunSpec
+from protocol.run.signed_spec import SignedSpec
 from protocol.wire.content_messages import StateScalars
 
 from .beginning import NOTHING_TRAINED, Arrival, FirstState
@@ -38,14 +39,14 @@ def kept_first_weights(run: RunSpec, state_dir: Path) -> dict[int, Path]:
 
 
 def first_states(
-    run: RunSpec, run_id: str, kept: Mapping[int, Path], work: Work
+    signed: SignedSpec, kept: Mapping[int, Path], work: Work
 ) -> dict[str, StateSource]:
     """The same as states of their groups, by the group's digest."""
-    found = dict[str, StateSource]()
+    found, run = dict[str, StateSource](), signed.spec()
     for number, path in kept.items():
         frozen = run.experts[number].frozen
         assert frozen is not None, "the run was founded"
-        group = Group(run_id, part_of_expert(number)).digest
+        group = Group(signed.run_id, part_of_expert(number)).digest
         found[group] = FirstWeights(group, path, frozen.layout_digest, work)
     return found
 

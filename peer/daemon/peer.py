@@ -204,7 +204,7 @@ class Training:
             signed=signed,
             blobs=supplies.blobs,
             stores=supplies.stores,
-            firsts=first_states(spec, signed.run_id, supplies.firsts, parts.work),
+            firsts=first_states(signed, supplies.firsts, parts.work),
         )
         self.service.refused = facts.refused
         self.rounds: RoundLoop | None = None

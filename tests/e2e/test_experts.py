@@ -119,7 +119,9 @@ def test_a_founder_names_the_domain_that_cannot_be_used(tmp_path: Path) -> None:
         path.write_text(spec_in_place(tmp_path))
         peer = swarm.launch("founder", "start", os.fspath(path))
         assert peer.wait_exit(START_S) == 2, peer.report()
-        assert "expert code: data: " in peer.stderr
+        assert "expert code: data.source: " in peer.stderr
+        assert "use more text or fewer blocks" in peer.stderr
+        assert not list(peer.home.cache_dir.glob("corpus-*")), "nothing is made before"
 
 
 def spec_in_place(folder: Path) -> str:
