@@ -80,7 +80,7 @@ docs: env  ## The documentation as a site, in build/site; a broken link ends it
 	@PYTHONPATH=. $(BIN)/python tests/cli_reference.py
 	@$(BIN)/python -m zensical build --clean --strict
 
-demo: env  ## Four peers and a lone one train a small model on this machine; OUT=DIR says where, METHOD=diloco or pipeline how
+demo: env  ## Four peers and a lone one train a small model on this machine; OUT=DIR says where, METHOD=diloco, pipeline or experts how
 	@$(BIN)/python -m demo --out "$(OUT)" --method "$(METHOD)"
 
 bench: env  ## All measurements, some minutes each; BENCHES="codec latency" chooses, FULL=1 takes the long settings

@@ -13,6 +13,8 @@ import trio
 from peer.options.exit_codes import ExitCode
 from protocol.errors import leaves
 
+from .experts import METHOD as EXPERTS
+from .experts import ExpertsSummary, play_experts
 from .folder import FolderRefused, demo_folder
 from .plan import METHODS, Plan
 from .play import PICTURE, SUMMARY, play
@@ -30,10 +32,9 @@ CODES: Final = {
 def main() -> ExitCode:
     """Run the demo. Returns the exit status, a failure where the four lose to the one."""
     options = _options()
-    plan = Plan(options.seed, options.steps, options.method, options.device)
     try:
         with demo_folder(options.out):
-            return trio.run(_until_signalled, plan, options.out, options.json)
+            return trio.run(_until_signalled, options)
     except FolderRefused as refused:
         return _said([refused], ExitCode.USAGE)
     except ExceptionGroup as group:
@@ -54,13 +55,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("demo-run"), help="folder for everything")
     parser.add_argument("--seed", type=int, default=0, help="of weights, data order and pairing")
     parser.add_argument("--steps", type=int, help="inner steps of the swarm's run")
-    parser.add_argument("--method", choices=METHODS, default=METHODS[0], help="of averaging")
+    parser.add_argument("--method", choices=(*METHODS, EXPERTS), default=METHODS[0])
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N, for all peers")
     parser.add_argument("--json", action="store_true", help="print summary.json on stdout")
     return parser.parse_args()
 
 
-async def _until_signalled(plan: Plan, out: Path, as_json: bool) -> ExitCode:
+async def _until_signalled(options: argparse.Namespace) -> ExitCode:
     code = ExitCode.OK
     with trio.open_signal_receiver(*CODES) as signals:
         async with trio.open_nursery() as nursery:
@@ -72,20 +73,27 @@ async def _until_signalled(plan: Plan, out: Path, as_json: bool) -> ExitCode:
                     nursery.cancel_scope.cancel()
 
             nursery.start_soon(stop)
-            if not (await _show(plan, out, as_json)).won:
+            if not (await _show(options)).won:
                 code = ExitCode.FAILURE
             nursery.cancel_scope.cancel()
     return code
 
 
-async def _show(plan: Plan, out: Path, as_json: bool) -> Summary:
-    file = sys.stderr if as_json else sys.stdout
+async def _show(options: argparse.Namespace) -> Summary | ExpertsSummary:
+    out, file = options.out, sys.stderr if options.json else sys.stdout
+    seed, steps, device = options.seed, options.steps, options.device
+    summary: Summary | ExpertsSummary
     with open_view(file) as view:
-        summary = await play(plan, out, view)
+        if options.method == EXPERTS:
+            summary = await play_experts(seed, steps, device, out, view)
+            picture = ""
+        else:
+            summary = await play(Plan(seed, steps, options.method, device), out, view)
+            picture = f"losses: {out / PICTURE}  "
         for line in summary.describe():
             view.say(line)
-        view.say(f"losses: {out / PICTURE}  numbers: {out / SUMMARY}")
-    if as_json:
+        view.say(f"{picture}numbers: {out / SUMMARY}")
+    if options.json:
         print(json.dumps(summary.to_json()))
     return summary
 

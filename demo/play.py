@@ -53,7 +53,7 @@ async def _train_swarm(
         async with trio.open_nursery() as nursery:
             for number in range(2, PEERS + 1):
                 nursery.start_soon(_join, peers, f"peer-{number}", address, swarm)
-            readings = await _watch(
+            readings = await watch(
                 "four peers", swarm, PEERS, spec.training.total_steps, view, hint
             )
     swarm.sort(key=lambda peer: peer.name)
@@ -77,7 +77,7 @@ async def train_alone(
     run_toml.write_text(to_toml(spec))
     async with open_peers(folder, device) as peers:
         lone = await peers.start("alone", ["start", str(run_toml)], threads)
-        readings = await _watch("one peer alone", [lone], 1, spec.training.total_steps, view)
+        readings = await watch("one peer alone", [lone], 1, spec.training.total_steps, view)
     return lone, _finished(readings[0], lone)
 
 
@@ -85,7 +85,7 @@ def _finished(reading: Reading, peer: RunningPeer) -> Finished:
     return finished(reading, peer.events.parameters or 0)
 
 
-async def _watch(
+async def watch(
     title: str,
     peers: Sequence[RunningPeer],
     expected: int,

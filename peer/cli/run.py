@@ -20,7 +20,7 @@ from peer.process.terminal import hold_back_sigterm
 from peer.runtime.imports import large_imports
 from peer.state.home import Home, OtherRun
 from peer.training.child_process import spare_child
-from protocol.errors import leaves
+from protocol.errors import InvalidRunSpec, leaves
 from protocol.run.amendments import differing_keys
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
@@ -197,12 +197,29 @@ def _new_run(config: PeerConfig, spec: RunSpec) -> RunSpec:
             f"{config.told('data')}: the run has experts, each with a source of its own; leave it"
             " out"
         )
-    for model in spec.models:
-        _check_source(config.data or model.data.source)
-    spec = _from_checkpoint(spec)
+    names = [expert.name for expert in spec.experts] or [""]
+    for name, model in zip(names, spec.models, strict=True):
+        try:
+            _check_source(config.data or model.data.source)
+            _check_enough(model, config.data)
+        except ConfigError as error:
+            raise ConfigError(f"expert {name}: {error}" if name else str(error)) from error
+    spec = _from_checkpoints(spec)
     own = spec.models[spec.expert_named(config.expert) or 0 if config.expert else 0]
     say_needs(config, own, corpus_tokens_of(own, config.data))
     return spec
+
+
+def _from_checkpoints(written: RunSpec) -> RunSpec:
+    """The same; and look whether the experts' checkpoints fit. Raises InvalidRunSpec."""
+    for expert, model in zip(written.experts, written.models, strict=False):
+        if model.model.init_from is not None:  # all experts have the tokenizer of the run
+            named = model.data.model_copy(update={"tokenizer": model.data.tokenizer})
+            try:
+                _from_checkpoint(model.model_copy(update={"data": named}))
+            except InvalidRunSpec as error:
+                raise InvalidRunSpec(f"expert {expert.name}: {error}") from error
+    return _from_checkpoint(written)
 
 
 def _from_checkpoint(written: RunSpec) -> RunSpec:
@@ -224,6 +241,18 @@ def _as_founded(written: RunSpec, founded: RunSpec) -> RunSpec:
         return written
     tokenizer = {"tokenizer": founded.data.tokenizer}
     return written.model_copy(update={"data": written.data.model_copy(update=tokenizer)})
+
+
+def _check_enough(spec: RunSpec, data: str | None) -> None:
+    """Refuse texts that are too short, before anything is made. Raises ConfigError."""
+    tokens = corpus_tokens_of(spec, data)
+    blocks, length = spec.data.validation_blocks + 1, spec.model.context_length
+    if tokens is not None and tokens < blocks * length:
+        raise ConfigError(
+            f"data.source: {data or spec.data.source} has about {tokens:,} tokens, and"
+            f" data.validation_blocks = {spec.data.validation_blocks} and a block to train on take"
+            f" {blocks * length:,}: use more text or fewer blocks"
+        )
 
 
 def _check_source(source: str) -> None:

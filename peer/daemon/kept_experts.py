@@ -4,18 +4,22 @@ An expert whose last peer has gone may have a checkpoint in the home of a peer t
 one now. It is served as a state of that group, and read from the disk when somebody asks.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import trio
 
+from peer.content.service import StateSource
 from peer.content.state_file import StateManifest, copy_state, seal_state
 from peer.facts import Facts
 from peer.runtime import Work
 from peer.state.checkpoints import Checkpoint, CheckpointStore
 from peer.training.tensor_file import FileUnusable
 from protocol.content.samples import Float32Vector, sample_of
+from protocol.errors import Refused
 from protocol.membership.group import Group
+from protocol.outcomes import RefusalReason
 from protocol.run.layout import part_of_expert
 from protocol.wire.content_messages import StateScalars
 
@@ -71,10 +75,22 @@ class KeptExpert:
 
 
 class KeptExperts:
-    """Those of this home, but for the one that it trains now."""
+    """Those of this home, but for the one that it trains now.
 
-    def __init__(self, store: CheckpointStore, facts: Facts, work: Work) -> None:
+    Args:
+        firsts: states of before an expert's first round, by the group's digest, where there is no
+            later one.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        facts: Facts,
+        work: Work,
+        firsts: Mapping[str, StateSource],
+    ) -> None:
         self._store = store
+        self._firsts = firsts
         self._facts = facts
         self._work = work
         self._looking = trio.Lock()
@@ -84,8 +100,8 @@ class KeptExperts:
         parts = map(part_of_expert, range(count))
         self._parts = {Group(run_id or "", part).digest: part for part in parts}
 
-    async def of(self, group: str) -> KeptExpert | None:
-        """That of a group, verified once."""
+    async def of(self, group: str) -> StateSource | None:
+        """That of a group, verified once; None for a group of no expert. Raises as `_first`."""
         part, run_id = self._parts.get(group), self._facts.run_id
         if part is None or run_id is None or group == self._facts.group:
             return None
@@ -95,6 +111,12 @@ class KeptExperts:
                 return found
             newest = await self._work.run(self._store.newest_whole, run_id, lambda *_: None, part)
             if newest is None:
-                return None
+                return self._first(group)
             self._found[group] = KeptExpert(group, newest, self._work)
             return self._found[group]
+
+    def _first(self, group: str) -> StateSource:
+        """Raises Refused: newcomers ask all of the run, so it is no request that went astray."""
+        if group not in self._firsts:
+            raise Refused(RefusalReason.UNAVAILABLE, "I have kept nothing of that expert")
+        return self._firsts[group]

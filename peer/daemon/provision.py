@@ -17,6 +17,7 @@ The engine is memory and trainers, without torch: the real one starts child proc
 (peer/training/process.py); a simulation puts a toy model in its place.
 """
 
+import math
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -71,7 +72,7 @@ from protocol.run.layout import (
     part_of_stage,
     stage_layouts,
 )
-from protocol.run.run_spec import FrozenSection, RunSpec
+from protocol.run.run_spec import FrozenSection, RunSpec, validated
 from protocol.schedule.progress import TaskProgress, Tell, nobody
 from protocol.schedule.rounds import middle
 from protocol.wire.content_messages import StateScalars
@@ -80,6 +81,7 @@ from .beginning import NOTHING_TRAINED, Arrival, Beginning, FirstState, Fresh
 from .checkpointing import free_bytes
 from .domains import Domains, described_corpus
 from .fetched import Fetched, known_positions
+from .first_weights import FromFounder, kept_first_weights, weights_file
 from .sources import FETCH_WEIGHTS_S, NobodyHelped, NoSource, weights_of
 
 # --- memory and trainers --------------------------------------------------------------------------
@@ -181,7 +183,9 @@ class FreshOrFetched:
 
     ages = True
 
-    def __init__(self, first: Fresh, *, seeded: bool, then: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, first: Beginning, *, seeded: bool, then: Callable[[], Awaitable[None]]
+    ) -> None:
         self._first = first
         self._seeded = seeded
         self._then = then
@@ -202,8 +206,10 @@ class FreshOrFetched:
         if self._seeded:
             whence = await _seed_weights(arrival)
         if whence is None:
-            weights = "first"
-            await self._first.take(arrival)
+            given = isinstance(self._first, FromFounder)
+            weights = "its checkpoint's" if given else "first"
+            with trio.move_on_after(math.inf if kept is None else FETCH_WEIGHTS_S):
+                await self._first.take(arrival)
         lost = [m.progress.step for m in arrival.held.view.members()]
         why = f"its peers are gone; they told of step {max(lost):,}" if lost else "nobody has it"
         first = NOTHING_TRAINED
@@ -448,6 +454,7 @@ class Supplies:
         store: the pieces that are here; None where the corpus has none.
         stores: those that joiners are given, by the corpus's name.
         domains: what is here of the corpora of all experts; None where the run has none.
+        firsts: first weights of experts that begin from a checkpoint, which the founder has.
         remake: makes the first weights of the run again, as its founder made them.
         held_out: blocks of the domains of a run with experts, as far as they are here.
         vocabulary_size: of the tokenizer, where a text could be scored here.
@@ -468,6 +475,7 @@ class Supplies:
     domains: Domains | None = None
     held_out: HeldOut | None = None
     vocabulary_size: int = 0
+    firsts: Mapping[int, Path] = field(default_factory=dict)
     remake: Callable[[], Awaitable[Beginning]] | None = None
 
 
@@ -546,12 +554,23 @@ class RealProvision:
                 made.append(await self._frozen_data(model))
             except InvalidRunSpec as error:
                 raise InvalidRunSpec(f"expert {each.name}: {error}") from error
-        frozen = [(await self._frozen_model(*each))[0] for each in made]
-        spec = with_frozen_experts(spec, frozen)
+        frozen = [await self._frozen_expert(number, *each) for number, each in enumerate(made)]
+        spec = validated(with_frozen_experts(spec, frozen).model_dump())
         return spec, await self._supplies_of_expert(spec, expert, NoSource(), lambda fresh: fresh)
 
     async def _frozen_data(self, spec: RunSpec) -> tuple[RunSpec, KeptCorpus]:
         return await freeze_data(spec, self._cache_dir, self._work, self._config.data, self._tell)
+
+    async def _frozen_expert(self, number: int, spec: RunSpec, corpus: KeptCorpus) -> RunSpec:
+        """The same for one expert; first weights from a checkpoint are kept for others."""
+        frozen, _, fresh = await self._frozen_model(spec, corpus)
+        if spec.model.init_from is not None:
+            assert frozen.frozen is not None
+            slow_P = np.zeros(frozen.frozen.padded_parameters, np.float32)
+            await fresh.initialise(slow_P)
+            path = weights_file(self._state_dir, number)
+            await self._work.run(partial(slow_P.astype("<f4").tofile, path))
+        return frozen
 
     async def _frozen_model(
         self, spec: RunSpec, corpus: KeptCorpus
@@ -572,7 +591,7 @@ class RealProvision:
         run: RunSpec,
         number: int,
         source: BlobSource,
-        beginning_with: Callable[[Fresh], Beginning],
+        beginning_with: Callable[[Beginning], Beginning],
     ) -> Supplies:
         """One expert, and what is here of all domains.
 
@@ -583,18 +602,26 @@ class RealProvision:
             spec, self._cache_dir, source, self._work, self._config.data, self._tell
         )
 
+        firsts = await self._work.run(kept_first_weights, run, self._state_dir)
+
         async def make(slow_P: Float32Vector) -> None:
+            if number in firsts:
+                slow_P[:] = await self._work.run(np.fromfile, firsts[number], "<f4")
+                return
             _, fresh = await self._first_weights(spec, corpus, None)
             await fresh.initialise(slow_P)
 
+        lacks = spec.model.init_from is not None and number not in firsts
+        first: Beginning = FromFounder() if lacks else Fresh(make)
         shape = PartShape.of_whole_model(spec)
-        own = self._supplies(spec, corpus, shape, beginning_with(Fresh(make)), None)
+        own = self._supplies(spec, corpus, shape, beginning_with(first), None)
         domains = Domains(run, self._cache_dir, self._work, own.blobs, own.stores)
         await domains.look()
         own = replace(own, blobs=domains.blobs, stores=domains.stores, domains=domains)
         words = corpus.manifest.vocabulary_size
         held_out = held_out_in(run, domains)
-        return replace(own, part=part_of_expert(number), held_out=held_out, vocabulary_size=words)
+        own = replace(own, firsts=firsts, held_out=held_out, vocabulary_size=words)
+        return replace(own, part=part_of_expert(number))
 
     async def obtain(self, spec: RunSpec, source: BlobSource, choose_part: ChoosePart) -> Supplies:
         """Take the corpus from here or from a peer; of a pipeline, the stage that needs us most."""

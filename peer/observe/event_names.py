@@ -69,6 +69,10 @@ class EventName(StrEnum):
     PIECE_FAILED = "PieceFailed"
     DISK_REFUSED = "DiskRefused", "the disk refused piece {piece} of the corpus: {detail}"
     CORPUS_UNHELD = "CorpusUnheld", "{detail}"
+    FIRST_WEIGHTS_MISSING = (
+        "FirstWeightsMissing",
+        "nobody gives the first weights of expert {expert}: start the founder again, who has them",
+    )
     DOMAIN_MISSING = (
         "DomainMissing",
         "what is held out of the domain of expert {expert} is not here yet: {detail}",

@@ -501,7 +501,6 @@ def _hint(name: str, known: Iterable[str]) -> str:
 
 def check_options(config: PeerConfig, spec: "RunSpec") -> None:
     """Refuse a run that this version cannot train, and options that mean nothing in it."""
-    check_experts(spec)
     if config.expert is not None:
         spec.expert_named(config.expert)
     check_stages(spec)
@@ -512,20 +511,6 @@ def check_options(config: PeerConfig, spec: "RunSpec") -> None:
         if stages > 1:
             why = f"must be from 0 to {stages - 1}, the run's stages; or leave it out"
         raise ConfigError(f"{config.told('stage')}: {why}")
-
-
-def check_experts(spec: "RunSpec") -> None:
-    """Refuse what experts cannot do so far. Raises InvalidRunSpec."""
-    from protocol.run.run_spec import FRESH, SEED  # here, because `--help` does not need it
-
-    if not spec.experts:
-        return
-    for expert in spec.experts:
-        if expert.begin not in (SEED, FRESH):
-            raise InvalidRunSpec(
-                f"experts.{expert.name}.begin = '{expert.begin}': experts begin with first weights"
-                f" of their own so far; leave it out, or write '{FRESH}'"
-            )
 
 
 def refuse_experts(spec: "RunSpec", what: str) -> None:

@@ -7,7 +7,7 @@ import trio
 
 from peer.facts import Facts
 from protocol.membership.view import Member
-from protocol.schedule.rounds import is_overdone, owed_steps, place
+from protocol.schedule.rounds import is_overdone, owed_steps, place, speed_of_all
 
 
 class Pace:
@@ -34,9 +34,9 @@ class Pace:
         """
         now_s = trio.current_time()
         others = _going_on(others, now_s)
-        speeds = self._speeds(others)
+        nominal_speed = self._nominal_speed(self._speeds(others))
         places = [
-            place(m.progress.step, now_s - m.told_s, median(speeds), self._inner_steps)
+            place(m.progress.step, self._age_s(m, now_s), nominal_speed, self._inner_steps)
             for m in others
         ]
         owed = self._owed_by_speed = self._by_speed(others)
@@ -45,7 +45,8 @@ class Pace:
     def is_overdone(self, others: Sequence[Member]) -> bool:
         """Whether the round for which `owed` was asked is far too long by what is said now."""
         owed_now = self._by_speed(_going_on(others, trio.current_time()))
-        return is_overdone(self._facts.fraction, self._owed_by_speed, owed_now)
+        done, owed_then = self._facts.fraction, self._owed_by_speed
+        return is_overdone(done, owed_then, owed_now, together=self._together)
 
     def nominal_step_s(self, others: Sequence[Member]) -> float:
         """How long a nominal step takes us; 0 while our speed is not known."""
@@ -53,8 +54,28 @@ class Pace:
         owed = self._by_speed(_going_on(others, trio.current_time()))
         return owed / (self._inner_steps * own_speed) if own_speed > 0 else 0.0
 
+    def _age_s(self, member: Member, now_s: float) -> float:
+        """For how long a peer has been beyond the step that it told.
+
+        It tells of whole steps. Half a one more is little, unless a step is several nominal ones:
+        then each would take all others to be behind, and all would train more than their part.
+        """
+        speed = member.progress.steps_per_s
+        half_a_step_s = 0.5 / speed if self._together and speed > 0 else 0.0
+        return now_s - member.told_s + half_a_step_s
+
+    @property
+    def _together(self) -> bool:
+        """Whether the steps of a run are those of all its peers: an expert's are."""
+        return self._facts.expert is not None
+
+    def _nominal_speed(self, speeds: Sequence[float]) -> float:
+        own_speed = self._facts.steps_per_s
+        return speed_of_all(own_speed, speeds) if self._together else median(speeds)
+
     def _by_speed(self, others: Sequence[Member]) -> float:
-        return owed_steps(self._inner_steps, self._facts.steps_per_s, self._speeds(others))
+        own_speed, speeds = self._facts.steps_per_s, self._speeds(others)
+        return owed_steps(self._inner_steps, own_speed, speeds, together=self._together)
 
     def _speeds(self, others: Sequence[Member]) -> list[float]:
         return [*(member.progress.steps_per_s for member in others), self._facts.steps_per_s]

@@ -29,6 +29,12 @@ Rules
      must not be averaged into this one. It takes the swarm's state anew, as a joiner does. (A
      founder that is started again, with fresh weights, is such a peer.) Nobody takes over a state
      with which it would be lost at once.
+  6. The peers of an expert owe H steps to a round *together*, H * speed_i / the sum of the speeds,
+     so that it costs as much whoever trains it (decision 0056); the sum is also how fast its
+     nominal step rises. Speeds are what others say, so each counts LARGEST_RATIO times the lower
+     middle one, or ours, at most. Where a peer owes less than a step, rounds become longer in
+     gossip: one step each. With fragments a round has at least one step of each peer, so more than
+     H peers train more than the budget.
 
 How rounds follow each other differs by the way of averaging: with fragments all peers train the
 same round, by number (`next_round`); gossip has no such number (below).
@@ -104,25 +110,42 @@ LARGEST_RATIO: Final = 16.0
 """Times that the others are taken to be faster or slower than we are, at most (rule 1)."""
 
 
-def owed_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float]) -> float:
+def owed_steps(
+    inner_steps: int, own_speed: float, member_speeds: Sequence[float], *, together: bool = False
+) -> float:
     """Inner steps that a peer owes to a round (rule 1). Speeds are inner steps per second.
 
     Args:
         inner_steps: H.
         member_speeds: of the members of the group, ours among them or not.
+        together: H are the steps of all (rule 6); ours must be among the speeds then.
     """
     speeds = [speed for speed in member_speeds if speed > 0]
     if not speeds or own_speed <= 0:
         return inner_steps
+    if together:
+        return inner_steps * own_speed / speed_of_all(own_speed, speeds)
     ratio = min(LARGEST_RATIO, max(1 / LARGEST_RATIO, own_speed / median(speeds)))
     if abs(ratio - 1) <= EQUAL_SPEED_BAND:
         return inner_steps
     return inner_steps * ratio
 
 
-def is_overdone(fraction: float, owed_then: float, owed_now: float) -> bool:
-    """Whether a round of which so much is done should end: we owe far less by now (rule 1)."""
-    return min(1.0, fraction) * LARGEST_CHANGE * owed_then >= owed_now
+def speed_of_all(own_speed: float, member_speeds: Sequence[float]) -> float:
+    """Steps per second of all members together, ours among them (rule 6)."""
+    most = LARGEST_RATIO * max(own_speed, median_low([own_speed, *member_speeds]))
+    return sum(min(most, speed) for speed in member_speeds)
+
+
+def is_overdone(
+    fraction: float, owed_then: float, owed_now: float, *, together: bool = False
+) -> bool:
+    """Whether a round of which so much is done should end: we owe far less by now (rule 1).
+
+    Of steps that are all members' together, what is beyond our part is trained twice (rule 6).
+    """
+    share = 1 - EQUAL_SPEED_BAND if together else LARGEST_CHANGE
+    return min(1.0, fraction) * share * owed_then >= owed_now
 
 
 def whole_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float]) -> int:

@@ -143,3 +143,22 @@ def test_a_folder_that_no_demo_made_is_refused(tmp_path):
     assert process.returncode == 2
     assert "no demo made" in said
     assert not (tmp_path / MARKER).exists()
+
+
+@pytest.mark.long
+def test_three_experts_of_three_sizes_end_at_their_budgets(tmp_path):
+    out = tmp_path / "out"
+    with started_demo(out, "--method", "experts", steps=100) as (process, mark):
+        said, _ = process.communicate(timeout=RUN_TIMEOUT_S)
+        assert marked(mark) == []
+    assert process.returncode == 0, said
+    summary = json.loads((out / "summary.json").read_text())
+    experts = summary["experts"]
+    assert [expert["name"] for expert in experts] == ["general", "headers", "prose"]
+    assert len({expert["parameters"] for expert in experts}) == 3
+    for expert in experts:
+        assert expert["peers"] == 2
+        assert expert["averaged"] > 0
+        assert expert["tokens"] == pytest.approx(summary["budget_tokens"], rel=0.1)
+        assert LEAST_NATS < expert["validation_loss"] < BYTE_FREQUENCIES_NATS + 1
+        assert (out / expert["name"] / "config.json").is_file()

@@ -1,13 +1,15 @@
 """Two experts of two sizes in one swarm of real processes, each trained by those that name it."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import torch
 from swarm import RUN_SPEC, START_S, Peer, Swarm, open_swarm
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from peer.observe.event_names import EventName
 from protocol.membership.group import Group
@@ -20,6 +22,8 @@ LINES: Final = {
     "code": "def f{0}(x): return x + {0}\n",
 }
 LINES_EACH: Final = 1500
+STILL: Final = "warmup_steps", "learning_rate = 1e-9\nwarmup_steps"
+"""No step moves a weight by more than rounding does."""
 
 
 def spec_in(folder: Path, *, branch_round: int = 0) -> str:
@@ -167,7 +171,9 @@ def test_a_founder_names_the_domain_that_cannot_be_used(tmp_path: Path) -> None:
         path.write_text(spec_in_place(tmp_path))
         peer = swarm.launch("founder", "start", os.fspath(path))
         assert peer.wait_exit(START_S) == 2, peer.report()
-        assert "expert code: data: " in peer.stderr
+        assert "expert code: data.source: " in peer.stderr
+        assert "use more text or fewer blocks" in peer.stderr
+        assert not list(peer.home.cache_dir.glob("corpus-*")), "nothing is made before"
 
 
 def spec_in_place(folder: Path) -> str:
@@ -199,3 +205,42 @@ def _domains(peer: Peer) -> list[str]:
     """Corpora of which a peer's cache has the manifest and the held-out blocks."""
     found = peer.home.cache_dir.glob("corpus-*/held-out")
     return sorted(path.parent.name for path in found if (path.parent / "manifest").is_file())
+
+
+def llama_of(folder: Path) -> LlamaForCausalLM:
+    """A checkpoint of bytes in Hugging Face format, as somebody else has trained it."""
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=LAYERS["code"],
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(folder)
+    return model
+
+
+def test_an_expert_begins_from_a_checkpoint_that_only_the_founder_has(tmp_path: Path) -> None:
+    theirs = llama_of(tmp_path / "theirs").state_dict()
+    begins = f'name = "code"\nbegin = "{tmp_path}/theirs"'
+    spec = spec_in(tmp_path).replace('name = "code"', begins)
+    with open_swarm(tmp_path, spec.replace(*STILL)) as swarm:
+        swarm.found()
+        shutil.move(tmp_path / "theirs", tmp_path / "gone")
+        peer = join(swarm, swarm.founder, "code1")
+        assert peer.wait_event(EventName.EXPERT_BEGUN, START_S)["weights"] == "its checkpoint's"
+        peer.wait_event(EventName.ROUND_CLOSED, START_S, round=1)
+        peer.wait_event(EventName.CHECKPOINT_WRITTEN, START_S)
+        folder = tmp_path / "export"
+        ran = swarm.loco("export", "--home", str(peer.home.root), "--hf", str(folder))
+        assert ran.returncode == 0, ran.stderr
+        ours = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+        for name, weights in theirs.items():
+            torch.testing.assert_close(ours[name], weights, atol=1e-4, rtol=0)

@@ -85,8 +85,6 @@ def test_what_experts_cannot_do_so_far_is_refused_by_name(tmp_path):
     check_options(config(tmp_path), experts())
     check_options(config(tmp_path, expert="code"), experts())
     check_options(config(tmp_path), experts(branch_round=None))
-    with pytest.raises(InvalidRunSpec, match=r"experts.code.begin = 'hub/model'"):
-        check_options(config(tmp_path), experts(begin="hub/model"))
 
 
 def test_an_expert_is_one_of_the_runs(tmp_path):

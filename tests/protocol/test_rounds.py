@@ -11,6 +11,7 @@ from protocol.schedule.rounds import (
     LARGEST_RATIO,
     LOST_LAG_ROUNDS,
     TOGETHER_ROUNDS,
+    OwnRounds,
     Quotas,
     catch_up,
     is_left_behind,
@@ -188,3 +189,26 @@ def test_the_oldest_useful_step_is_the_first_that_is_not_lost(heard: list[float]
     oldest = oldest_useful(heard, 10)
     assert not is_lost(oldest, heard, 10)
     assert oldest == 0 or is_lost(oldest - 1, heard, 10)
+
+
+def test_peers_of_a_budget_owe_a_round_together() -> None:
+    speeds = [10.0, 20.0, 5.0]
+    owed = [owed_steps(70, speed, speeds, together=True) for speed in speeds]
+    assert owed == pytest.approx([20.0, 40.0, 10.0])
+    assert sum(owed) == pytest.approx(70)
+    assert owed_steps(70, 10.0, [10.0], together=True) == 70
+    liar = owed_steps(70, 10.0, [10.0, 10.0, 1e9], together=True)
+    assert liar == pytest.approx(70 / 18), "one counts LARGEST_RATIO times us at most"
+    many = [10.0] * 140
+    assert owed_steps(70, 10.0, many, together=True) == 0.5
+
+
+def test_a_round_of_less_than_a_step_is_longer() -> None:
+    rounds = OwnRounds("me", 20, lambda _: 1000, 0, 0.0, varied=0.0)
+    trained = 0
+    while not rounds.is_over:
+        plan = rounds.plan(0.4)
+        assert (plan.quota, plan.stride) == (1, 50.0)
+        trained += plan.quota
+        rounds.closed(plan.start_step + plan.quota * plan.stride, [])
+    assert trained == 1000 / 20 * 0.4

@@ -142,3 +142,17 @@ async def test_a_name_that_no_expert_has_ends_a_joiner_with_the_nearest_one(tmp_
         await swarm.until(stranger.ended.is_set)
         assert isinstance(stranger.failure, InvalidRunSpec)
         assert "no expert 'cod', but general, code; did you mean 'code'?" in str(stranger.failure)
+
+
+@simulated()
+async def test_who_begins_an_expert_anew_says_so(tmp_path):
+    async with open_swarm(5, experts_spec(40, code_rounds=40), tmp_path) as swarm:
+        await start(swarm, "a", "b", machine_of=MACHINES)
+        assert [e["weights"] for e in swarm["b"].events(EventName.EXPERT_BEGUN)] == ["first"]
+        await swarm.until(lambda: swarm["b"].facts.round >= 2)
+        swarm.kill("b")
+        await swarm.until(swarm["b"].ended.is_set)
+        late = swarm.join("d", MACHINES["d"])
+        await swarm.until(late.ready.is_set)
+        (begun,) = late.events(EventName.EXPERT_BEGUN)
+        assert (begun["expert"], begun["weights"]) == ("code", "first")

@@ -21,6 +21,7 @@ from peer.observe.problems import (
 from protocol.membership.dial_back import Reach
 from protocol.membership.group import Group
 from protocol.membership.view import Member, Progress
+from protocol.names import corpus_unheld
 from protocol.outcomes import SkipReason
 from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import RunSpec
@@ -101,6 +102,11 @@ CASES: list[tuple[str, str, Change]] = [
         "bootstrap-failing",
         "nobody was reached at 10.0.0.1:1: dial: no answer",
         lambda f: f.company.failing.update({"10.0.0.1:1": "dial: no answer"}),
+    ),
+    (
+        "corpus-unheld",
+        "none of 1 peers that were asked (12D3a) has 2 pieces of the corpus of the expert 'code'",
+        lambda f: setattr(f.corpus, "unheld", corpus_unheld("2 pieces", "code", ["12D3a"])),
     ),
     (
         "refused",
