@@ -104,7 +104,7 @@ class Admission:
         trained = spec if expert is None else spec.of_expert(expert)
         self._facts.expert = None if expert is None else spec.experts[expert].name
         self._facts.spec = AmendedSpec(trained, signed.run_id, founder)
-        self._facts.run_id = signed.run_id
+        self._facts.run, self._facts.run_id = spec, signed.run_id
         self._secret_digest = admission.secret_digest
         if mode is Mode.OPEN:
             self._secret_known.set()

@@ -121,9 +121,9 @@ class ControlRequests:
         """
         parts, held = self._peer.parts, self._held()
         group, shape = held.group, held.shape
-        if (number := wanted.get("expert")) is not None and parts.facts.spec is not None:
+        if (number := wanted.get("expert")) is not None and parts.facts.run is not None:
             group = Group(group.run_id, part_of_expert(number))
-            shape = PartShape.of_whole_model(parts.facts.spec.founding.of_expert(number))
+            shape = PartShape.of_whole_model(parts.facts.run.of_expert(number))
         expected = ExpectedState(group.digest, layout_digest=shape.layout_digest)
         slow_P, momentum_P = np.zeros((2, shape.padded_parameters), np.float32)
         async with fetch_from(parts.network, wanted["peer"]) as fetcher:

@@ -360,6 +360,7 @@ class Facts:
         alone_steps_per_s: those of the trainer alone, by its calibration.
         gradient_norm: of an inner step, before clipping; 0 before the first.
         held: the part of the model that we hold.
+        run: as it was founded, with all its experts; `spec` is that of the one that we train.
         expert: the name of the one that we train, where the run has any.
         chosen: the group that we shall be in, before that.
         meetings: by partner; of MAX_MEMBERS, those that were first met last.
@@ -421,6 +422,7 @@ class Facts:
     spec: AmendedSpec | None = None
     held: HeldPart | None = None
     chosen: Group | None = None
+    run: RunSpec | None = None
     expert: str | None = None
     parameters: int | None = None
     averaged: int = 0

@@ -37,6 +37,8 @@ NAMES = {
     "loco_run_left_seconds",
     "loco_train_loss",
     "loco_validation_loss",
+    "loco_expert_loss",
+    "loco_expert_gain",
     "loco_outer_rounds_total",
     "loco_averaged_share",
     "loco_round_seconds_bucket",
@@ -139,7 +141,15 @@ def full() -> Now:
         packing=PackingFacts(21, 22, 23, 24, 25, 26, 27),
     )
     facts.recent.extend([True, True, True, False])
+    experts = {
+        "names": ("general", "code"),
+        "losses": ((1.5, 2.0), (None, 1.25)),
+        "together": (1.5, None),
+        "gains": (None, 2e-15),
+        "advice": None,
+    }
     status = Status(
+        experts=experts,
         round=4,
         step=123,
         total_steps=1600,
@@ -256,6 +266,14 @@ def test_numbers_are_read_at_each_scrape() -> None:
     assert lines == {("peer=12D3a",): 0.0025}
     assert found["loco_other_group_refused_total",] == 3
     assert found["loco_step",] == 123
+    losses = {name[1:]: value for name, value in found.items() if name[0] == "loco_expert_loss"}
+    assert losses == {
+        ("domain=general", "expert=general"): 1.5,
+        ("domain=code", "expert=general"): 2.0,
+        ("domain=code", "expert=code"): 1.25,
+        ("domain=general", "expert=ensemble"): 1.5,
+    }
+    assert found["loco_expert_gain", "expert=code"] == 2e-15
     assert found["loco_inner_steps_per_average",] == 12
     assert found["loco_stalled_seconds_total",] == 1.5
     assert found["loco_state_divergence_total",] == 4
