@@ -79,7 +79,9 @@ def _report(error: BaseException, *, verbose: bool) -> ExitCode:
 QUIET: Final = ("new", "version", "completion")
 
 
-def command(handler: opt.Handler, cls: type[Command] = Command) -> opt.Handler:
+def command(
+    handler: opt.Handler, cls: type[Command] = Command, name: str | None = None
+) -> opt.Handler:
     """Make a command, whose errors end it with a sentence and an exit code.
 
     All but QUIET take `--verbose`; it is passed on where the handler names it.
@@ -101,7 +103,7 @@ def command(handler: opt.Handler, cls: type[Command] = Command) -> opt.Handler:
         run.__signature__ = signature  # type: ignore[attr-defined]
     else:
         run.__signature__ = opt.extended(signature, {"verbose": (opt.Verbose, None)})  # type: ignore[attr-defined]
-    return app.command(cls=cls)(run)
+    return app.command(name, cls=cls)(run)
 
 
 @app.callback()
@@ -332,6 +334,21 @@ def export(
 
     (export_swarm if swarm else export_checkpoint)(own, hf)
     print(f"wrote {hf}")
+
+
+@partial(command, name="eval")
+def evaluate(
+    check: Annotated[
+        bool, opt.option("--check", "", "Fetch the experts' weights, and check what they claim.")
+    ] = False,
+    as_json: opt.AsJson = False,
+    home: opt.Home = None,
+) -> None:
+    """Show each expert, and each rule of combining them, on each domain of the run."""
+    from .client import home_of
+    from .evaluate import show_evaluation
+
+    show_evaluation(home_of(home), check=check, as_json=as_json)
 
 
 @command

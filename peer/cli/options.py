@@ -227,7 +227,7 @@ FEW: Final = 10
 COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "Before a run": ("new", "plan", "measure", "doctor"),
     "A peer": ("start", "join", "status", "top", "pause", "resume", "leave"),
-    "The model": ("export", "generate"),
+    "The model": ("export", "generate", "eval"),
     "The founder": ("invite", "admit", "ban", "delegate", "amend"),
 }
 EXAMPLES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
@@ -291,6 +291,10 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
             'loco-peer generate --hf checkpoint --prompt "def main"',
         ),
         "loco-peer export --hf checkpoint, for other programs",
+    ),
+    "eval": (
+        ("loco-peer eval", "loco-peer eval --check", "loco-peer eval --json"),
+        "docs/experts.md says what the rules are",
     ),
     "plan": (
         (

@@ -140,7 +140,7 @@ def swarm(seen: Shown) -> RenderableType:
     curve_of_all = _curve_of("held-out loss, mean of all", history["peers_loss"], 4)
     if status.matrix is None:
         return Group(curve_of_all, table)
-    return Group(curve_of_all, _text("\n".join(matrix_lines(status.matrix))), table)
+    return Group(curve_of_all, Text("\n".join(map(printable, matrix_lines(status.matrix)))), table)
 
 
 def this_peer(seen: Shown) -> RenderableType:

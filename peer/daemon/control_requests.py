@@ -16,7 +16,7 @@ import numpy as np
 import trio
 
 from peer.content.fetching import ExpectedState, fetch_from, whole_state
-from peer.facts import Facts, HeldPart, PeerState
+from peer.facts import Facts, HeldPart, PartShape, PeerState
 from peer.network.identity import SEED_BYTES
 from peer.observe.control import Handler, NotNow
 from peer.rounds.pause import Pause, PauseRefused
@@ -36,9 +36,10 @@ from protocol.run.amendments import (
     new_peers,
     value_of,
 )
-from protocol.run.layout import part_of_stage
+from protocol.run.layout import part_of_expert, part_of_stage
 from protocol.schedule.rounds import middle
 
+from .expert_requests import expert_claims
 from .parts import PeerParts
 from .peer import Peer
 from .ports import Ports
@@ -64,6 +65,8 @@ class ControlRequests:
             "fetch_stage": self.fetch_stage,
             "holders": self.holders,
             "fetch_weights": self.fetch_weights,
+            "expert_claims": self.expert_claims,
+            "keep_together": self.keep_together,
             "pause": self.pause,
             "resume": self.resume,
             "invite": self.invite,
@@ -111,15 +114,33 @@ class ControlRequests:
         return {"peers": [member.peer_id for member in alive]}
 
     async def fetch_weights(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Write the slow weights of a peer to a file, fp32 values alone. Raises LocoError."""
+        """Write the slow weights of a peer to a file, fp32 values alone. Raises LocoError.
+
+        Args:
+            wanted: `peer`, and the number of its `expert` where it holds another part than ours.
+        """
         parts, held = self._peer.parts, self._held()
-        expected = ExpectedState(held.group.digest, layout_digest=held.shape.layout_digest)
-        slow_P, momentum_P = np.zeros((2, held.shape.padded_parameters), np.float32)
+        group, shape = held.group, held.shape
+        if (number := wanted.get("expert")) is not None and parts.facts.several is not None:
+            group = Group(group.run_id, part_of_expert(number))
+            shape = PartShape.of_whole_model(parts.facts.several.of_expert(number))
+        expected = ExpectedState(group.digest, layout_digest=shape.layout_digest)
+        slow_P, momentum_P = np.zeros((2, shape.padded_parameters), np.float32)
         async with fetch_from(parts.network, wanted["peer"]) as fetcher:
             state = await whole_state(fetcher, expected, slow_P, momentum_P)
         path = self._peer.settings.state_dir / "others-weights.f32"
         await parts.work.run(slow_P.tofile, path)
         return {"path": str(path), "step": state.step}
+
+    async def expert_claims(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """What a peer of an expert says of all domains. Raises LocoError."""
+        return await expert_claims(self._peer.parts, self._peer.domains, wanted["expert"])
+
+    async def keep_together(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Show these losses of the ensemble, by domain, in `status`."""
+        losses = {int(number): float(loss) for number, loss in wanted["losses"].items()}
+        self._peer.parts.facts.losses_together = losses
+        return {}
 
     def _held(self) -> HeldPart:
         held = self._peer.parts.facts.held

@@ -81,6 +81,10 @@ class Peer:
     def rounds(self) -> RoundLoop | None:
         return None if self._training is None else self._training.rounds
 
+    @property
+    def domains(self) -> MeasuredDomains | None:
+        return None if self._training is None else self._training.domains
+
     def request_stop(self) -> None:
         """Leave gracefully, soon."""
         self.settings.stop.set()
@@ -218,7 +222,7 @@ class Training:
             ).of,
         )
         self.service.refused = facts.refused
-        self._domains: MeasuredDomains | None = None
+        self.domains: MeasuredDomains | None = None
         self.rounds: RoundLoop | None = None
 
     async def run(self) -> None:
@@ -233,7 +237,7 @@ class Training:
         await self.service.start()
         with supplies.engine(size) as (slow_P, start):
             exchange = self._exchange()
-            self._domains = self._domains_of(slow_P)
+            self.domains = self._domains_of(slow_P)
             averaging = self._averaging(slow_P, exchange)
             parts.pacing.senders = lambda: averaging.senders
             name = await parts.admission.directory_name(self._held.group.digest)
@@ -263,10 +267,10 @@ class Training:
             async with averaging.lock:  # the weights lie still
                 return await rounds.score(tokens)
 
-        if self._domains is not None:
+        if self.domains is not None:
             longest, words = self._spec.model.context_length + 1, self._supplies.vocabulary_size
             network, group = self._parts.network, self._held.group.digest
-            service = ExpertService(network, group, self._domains.told, score, longest, words)
+            service = ExpertService(network, group, self.domains.told, score, longest, words)
             await service.start()
 
     def _piece_fetcher(self, plan: DataPlan) -> PieceFetcher | None:
@@ -304,7 +308,7 @@ class Training:
                 convict=parts.reputation.convict,
                 proofs=ProofFile(self._settings.state_dir / "proofs"),
                 microbatches=exchange,
-                domains=self._domains,
+                domains=self.domains,
             )
         )
 

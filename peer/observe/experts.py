@@ -26,9 +26,9 @@ class ExpertBoard:
 
     def look(self, facts: Facts, alive: Sequence[Member]) -> dict[str, Any] | None:
         """What is known now (docs/watching.md); None where the run has no experts."""
-        if facts.spec is None or facts.run_id is None or not facts.spec.founding.experts:
+        spec = facts.several
+        if spec is None:
             return None
-        spec = facts.spec.founding
         names = tuple(expert.name for expert in spec.experts)
         told = [self._told(facts, alive, number) for number in range(len(names))]
         rows = [losses_of_expert([losses for _, losses in each], len(names)) for each in told]

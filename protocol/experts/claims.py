@@ -20,9 +20,8 @@ from protocol.limits import MAX_LOG_PROBS_BYTES
 Values = npt.NDArray[np.float32]
 LEAST: Final = -65504.0
 """The least number of fp16. A text that is less likely than that has no likelihood."""
-DIFFERENCE_NATS: Final = 0.02
-"""Between the losses of two machines with the same weights on one block: several times what the
-precision of their trainers makes (docs/log.md)."""
+DIFFERENCE_NATS: Final = 0.05
+"""Nats per token between two machines with the same weights: several times what bfloat16 makes."""
 
 
 def claimed_blocks(blocks: int, context_length: int) -> int:

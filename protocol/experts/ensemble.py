@@ -74,6 +74,9 @@ RULES: Final[Mapping[str, Combination]] = MappingProxyType(
 """Rules that are compared with each other, beside the run's own."""
 
 
+RUN: Final = "the run's"
+
+
 class Posterior:
     """How much each expert weighs, from token to token of one text, or of several side by side.
 
@@ -140,6 +143,11 @@ class Compared:
 
     alone: tuple[float, ...]
     together: Mapping[str, float]
+
+
+def rules_of(own: Combination) -> dict[str, Combination]:
+    """The run's own rule, and those that it is compared with."""
+    return {RUN: own, **RULES}
 
 
 def compare(log_probs: LogProbs, rules: Mapping[str, Combination] = RULES) -> Compared:

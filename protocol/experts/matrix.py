@@ -20,6 +20,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from statistics import median_low
 from typing import Final
 
@@ -34,6 +35,8 @@ SAME_SHARE: Final = 0.1
 ENSEMBLE: Final = "ensemble"
 Loss = float | None
 """None: not measured yet."""
+TableRow = tuple[str, Sequence[Loss]]
+"""A name, and a loss for each column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,31 +58,34 @@ class Matrix:
         """The ensemble's is the last."""
         return [*zip(self.experts, self.losses, strict=True), (ENSEMBLE, self.together)]
 
-    def best(self, domain: int) -> float | None:
-        """The lowest loss of a column."""
-        known = [row[domain] for _, row in self.rows]
-        return min((loss for loss in known if loss is not None), default=None)
-
     def lines(self, gains: Sequence[float | None] = ()) -> Iterator[str]:
         """The matrix as text, with stars, and each expert's gain, nats per PETA FLOPs."""
-        cells = [
-            [self._cell(row[at], at) for at in range(len(self.domains))] for _, row in self.rows
-        ]
-        names, heads = [name for name, _ in self.rows], [f"{each} " for each in self.domains]
-        if any(gain is not None for gain in gains):
-            heads.append("gain ")
-            for row, gain in zip(cells, (*gains, None), strict=True):
-                row.append("- " if gain is None else f"{gain * PETA:.3g} ")
-        wide, widths = max(map(len, names)), [max(len(head), 7) for head in heads]
-        for name, row in zip(["", *names], [heads, *cells], strict=True):
-            yield "  ".join(
-                [name.ljust(wide), *(c.rjust(w) for c, w in zip(row, widths, strict=True))]
-            )
+        return lines_of_table(self.domains, self.rows, gains)
 
-    def _cell(self, loss: Loss, domain: int) -> str:
-        if loss is None:
-            return "- "
-        return f"{loss:.4f}{'*' if loss == self.best(domain) else ' '}"
+
+def lines_of_table(
+    columns: Sequence[str], rows: Sequence[TableRow], gains: Sequence[float | None] = ()
+) -> Iterator[str]:
+    """Losses as text, a column for each domain, whose lowest ones have stars."""
+    best = [_lowest([losses[at] for _, losses in rows]) for at in range(len(columns))]
+    cells = [list(map(_cell, losses, best)) for _, losses in rows]
+    names, heads = [name for name, _ in rows], [f"{each} " for each in columns]
+    if any(gain is not None for gain in gains):
+        heads.append("gain ")
+        for row, gain in zip_longest(cells, gains):
+            row.append("- " if gain is None else f"{gain * PETA:.3g} ")
+    wide, widths = max(map(len, names)), [max(len(head), 7) for head in heads]
+    for name, row in zip(["", *names], [heads, *cells], strict=True):
+        line = [name.ljust(wide), *(c.rjust(w) for c, w in zip(row, widths, strict=True))]
+        yield "  ".join(line)
+
+
+def _lowest(losses: Sequence[Loss]) -> Loss:
+    return min((loss for loss in losses if loss is not None), default=None)
+
+
+def _cell(loss: Loss, best: Loss) -> str:
+    return "- " if loss is None else f"{loss:.4f}{'*' if loss == best else ' '}"
 
 
 def losses_of_expert(told: Sequence[Mapping[int, float]], domains: int) -> tuple[Loss, ...]:

@@ -69,6 +69,13 @@ def full_record() -> Now:
             left_s=372.0,
             train_loss=2.5,
             validation_loss=2.6,
+            matrix={
+                "names": ("general", "code"),
+                "losses": ((1.5, 2.0), (2.5, 1.25)),
+                "together": (1.5, 1.3),
+                "gains": (1e-15, 2e-15),
+                "advice": None,
+            },
             peers=(PeerStatus("12D3KooWAbc", PeerState.TRAINING, rtt_s=0.02),),
         ),
         NetworkStatistics(carried, carried, 0),

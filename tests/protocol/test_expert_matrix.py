@@ -4,7 +4,17 @@ import random
 
 import pytest
 
-from protocol.experts.matrix import WINDOW, Advice, MarginalGain, Matrix, advice_of, gain_of
+from protocol.experts.matrix import (
+    WINDOW,
+    Advice,
+    LossCurve,
+    MarginalGain,
+    Matrix,
+    advice_at_one_share,
+    advice_of,
+    gain_of,
+    losses_of_expert,
+)
 
 MATRIX = Matrix(
     experts=("general", "code", "math"),
@@ -26,7 +36,6 @@ def test_each_column_has_a_star_where_the_loss_is_lowest_or_several_for_equals()
 
 def test_a_domain_that_nobody_has_measured_has_no_star():
     empty = Matrix(("a",), ("a", "b"), ((None, 2.0),), (None, None))
-    assert (empty.best(0), empty.best(1)) == (None, 2.0)
     assert [line.count("*") for line in empty.lines()] == [0, 1, 0]
 
 
@@ -68,3 +77,40 @@ def test_steps_are_advised_from_the_least_gain_to_the_largest_where_that_is_sure
     assert advice_of({**gains, "math": MarginalGain(0.1, 0.2)}) is None
     assert advice_of({"code": MarginalGain(0.3, 0.0)}) is None
     assert advice_of({}) is None
+
+
+def test_gains_stand_beside_the_losses_of_experts_alone():
+    lines = list(MATRIX.lines([2e-15, None, 1.234e-13]))
+    assert [line.split()[-1] for line in lines] == ["gain", "2", "-", "123", "-"]
+
+
+def test_an_expert_has_the_middle_of_what_its_peers_tell():
+    told = [{0: 1.5, 1: 2.0}, {0: 0.001}, {0: 1.6}, {}]
+    assert losses_of_expert(told, 3) == (1.5, 2.0, None)
+
+
+def curve_to(share: float, per_flop: float) -> LossCurve:
+    curve = LossCurve()
+    for step in range(8):
+        spent = share * (step + 1) / 8
+        curve.note(spent, 10.0, 5.0 - per_flop * 10.0 * spent + 1e-6 * (step % 2))
+        curve.note(spent, 10.0, 4.0)  # of the same moment
+    return curve
+
+
+def test_slopes_are_compared_between_experts_that_have_spent_as_much():
+    curves = {"code": curve_to(0.5, 0.3), "math": curve_to(0.5, 0.1), "web": curve_to(0.2, 0.01)}
+    advice = advice_at_one_share(curves)
+    assert advice is not None
+    assert (advice.source, advice.target) == ("math", "code")
+    assert advice.per_flop == pytest.approx(0.2, rel=1e-3)
+    assert advice_at_one_share({"code": curves["code"], "web": curves["web"]}) is None
+
+
+def test_a_loss_that_is_told_again_is_no_new_point():
+    curve = LossCurve()
+    for share in (0.1, 0.2, 0.3, 0.4):
+        curve.note(share, 10.0, 2.0)
+    curve.note(0.4, 10.0, None)
+    assert list(curve.points) == [(1.0, 2.0)]
+    assert curve.gain is None

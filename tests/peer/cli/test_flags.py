@@ -83,6 +83,7 @@ FROZEN = {
     "pause": ["--home", "--verbose", "-v"],
     "resume": ["--home", "--verbose", "-v"],
     "export": ["--hf", "--home", "--swarm", "--verbose", "-v"],
+    "eval": ["--check", "--home", "--json", "--verbose", "-v"],
     "generate": [
         "--hf",
         "--home",

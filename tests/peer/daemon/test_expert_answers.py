@@ -12,6 +12,7 @@ from test_expert_swarm import ROUNDS, experts_spec, start_all
 from peer.experts.conversation import ask_expert, log_probs_of, score_of
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
+from peer.observe.experts import matrix_lines
 from peer.simulation.swarm import SimulatedSwarm, open_swarm
 from protocol.content.manifest import blob_name
 from protocol.errors import Refused, StreamLost
@@ -94,3 +95,45 @@ async def test_a_text_of_no_tokens_of_the_run_ends_the_stream_and_is_held_agains
                 async with talk_with(swarm, "a", "b") as talk:
                     await score_of(talk, group_of(swarm, "b"), bad)
         assert swarm["b"].facts.faults[Fault.BROKEN_RULE] == 2
+
+
+@simulated()
+async def test_after_the_end_of_the_run_a_trainer_is_started_for_a_text(tmp_path: Path):
+    async with open_swarm(4, experts_spec(2, code_rounds=2), tmp_path) as swarm:
+        await start_all(swarm)
+        await swarm.finished()
+        async with talk_with(swarm, "a", "b") as talk:
+            group = group_of(swarm, "b")
+            told, scored = (
+                await log_probs_of(talk, group, CODE, 8),
+                await score_of(talk, group, TEXT),
+            )
+        assert (scored.stamp, scored.step) == (told.stamp, told.step)
+        assert scored.loss == pytest.approx(told.loss)
+
+
+@simulated()
+async def test_status_has_what_all_tell_of_their_experts(tmp_path: Path):
+    spec = experts_spec(validate_every=1)
+    async with open_swarm(5, spec, tmp_path) as swarm:
+        await start_all(swarm)
+        await swarm.finished()
+        seen = swarm["a"]
+
+        def is_whole() -> bool:
+            experts = seen.status().matrix
+            return experts is not None and None not in [
+                *experts["losses"][0],
+                *experts["losses"][1],
+            ]
+
+        await swarm.until(is_whole)
+        experts = seen.status().matrix
+        assert experts is not None
+        assert experts["names"] == ("general", "code")
+        assert experts["together"] == [None, None]
+        line = next(line for line in matrix_lines(experts) if line.startswith("code"))
+        assert f"{experts['losses'][1][0]:.4f}" in line
+        metrics = seen.parts.report.metrics.render().decode()
+        assert 'loco_expert_loss{domain="general",expert="code"}' in metrics
+        assert 'expert="ensemble"' not in metrics, "nobody has asked for it"

@@ -37,6 +37,8 @@ NAMES = {
     "loco_run_left_seconds",
     "loco_train_loss",
     "loco_validation_loss",
+    "loco_expert_loss",
+    "loco_expert_gain",
     "loco_outer_rounds_total",
     "loco_averaged_share",
     "loco_round_seconds_bucket",
@@ -139,7 +141,15 @@ def full() -> Now:
         packing=PackingFacts(21, 22, 23, 24, 25, 26, 27),
     )
     facts.recent.extend([True, True, True, False])
+    experts = {
+        "names": ("general", "code"),
+        "losses": ((1.5, 2.0), (None, 1.25)),
+        "together": (1.5, None),
+        "gains": (None, 2e-15),
+        "advice": None,
+    }
     status = Status(
+        matrix=experts,
         round=4,
         step=123,
         total_steps=1600,
@@ -213,6 +223,18 @@ def test_how_far_the_run_is() -> None:
     assert found["loco_tokens_per_second",] == 2900
     assert found["loco_swarm_tokens_per_second",] == 8400
     assert found["loco_run_left_seconds",] == 372
+
+
+def test_losses_of_experts_have_a_series_for_each_domain() -> None:
+    found = samples(Metrics(full, version="1"))
+    losses = {name[1:]: value for name, value in found.items() if name[0] == "loco_expert_loss"}
+    assert losses == {
+        ("domain=general", "expert=general"): 1.5,
+        ("domain=code", "expert=general"): 2.0,
+        ("domain=code", "expert=code"): 1.25,
+        ("domain=general", "expert=ensemble"): 1.5,
+    }
+    assert found["loco_expert_gain", "expert=code"] == 2e-15
 
 
 def test_numbers_are_read_at_each_scrape() -> None:
