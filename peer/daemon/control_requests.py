@@ -36,7 +36,6 @@ from protocol.run.amendments import (
     new_peers,
     value_of,
 )
-from protocol.run.layout import part_of_stage
 from protocol.schedule.rounds import middle
 
 from .parts import PeerParts
@@ -61,7 +60,7 @@ class ControlRequests:
             "snapshot": self.snapshot,
             "leave": self.leave,
             "write_state": self.write_state,
-            "fetch_stage": self.fetch_stage,
+            "fetch_part": self.fetch_part,
             "holders": self.holders,
             "fetch_weights": self.fetch_weights,
             "pause": self.pause,
@@ -91,20 +90,24 @@ class ControlRequests:
         scalars, part = manifest.scalars, self._held().group.part
         return {"path": str(path), "part": part, "round": scalars.round, "tokens": scalars.tokens}
 
-    async def fetch_stage(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Write the slow weights of a stage that other peers hold to a file. Raises LocoError."""
-        parts, stage = self._peer.parts, wanted["stage"]
+    async def fetch_part(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Write the slow weights of a stage, or of an expert, that other peers hold to a file.
+
+        Raises LocoError.
+        """
+        parts, part = self._peer.parts, wanted["part"]
         assert parts.facts.run_id is not None
-        view = View(parts.roster, Group(parts.facts.run_id, part_of_stage(stage)).digest)
+        named = part.replace("/", " ")
+        view = View(parts.roster, Group(parts.facts.run_id, part).digest)
         if not view.alive(trio.current_time()):
-            raise LocoError(f"no peer that we see holds stage {stage}; try again when one does")
+            raise LocoError(f"no peer that we see holds {named}; try again when one does")
         given = await weights_of(parts.sources, view, wanted["padded_parameters"])
         if given is None:
-            within = f"within {FETCH_WEIGHTS_S:.0f} s"
-            raise LocoError(f"nobody gave the weights of another stage {within}")
-        path = self._peer.settings.state_dir / f"stage-{stage}.f32"
-        await parts.work.run(given[1].tofile, path)
-        return {"path": str(path)}
+            raise LocoError(f"nobody gave the weights of {named} within {FETCH_WEIGHTS_S:.0f} s")
+        _, slow_P, told = given
+        path = self._peer.settings.state_dir / f"{part.replace('/', '-')}.f32"
+        await parts.work.run(slow_P.tofile, path)
+        return {"path": str(path), "round": told.round, "tokens": told.tokens}
 
     async def holders(self, _: dict[str, Any]) -> dict[str, Any]:
         alive = self._held().view.alive(trio.current_time())
