@@ -149,6 +149,10 @@ MAX_LINK_VECTOR_BYTES: Final = 16 * 1024
 MAX_SNAPSHOT_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES
 """The vectors of all peers of a pipeline, from which paths are planned."""
 
+# --- experts --------------------------------------------------------------------------------------
+MAX_LOG_PROBS_BYTES: Final = 128 * 1024
+"""What an expert says of a domain: fp16 of 64 blocks of 1,024 tokens. Also the tokens of a text."""
+
 # --- content: run spec, blobs, states, corpora ----------------------------------------------------
 MAX_PARTS_PER_REQUEST: Final = 16
 MAX_ASKED: Final = 8

@@ -20,6 +20,7 @@ from protocol.wire.messages import (
     Beat,
     Free,
     Leaving,
+    LossOfDomain,
     PeerList,
     Statements,
 )
@@ -85,6 +86,7 @@ class Link:
             ended=beat.ended,
             group=beat.group,
             validation_loss=beat.validation_loss,
+            losses={each.domain: each.loss for each in beat.losses},
         )
 
 
@@ -114,4 +116,5 @@ def beat_to(link: Link, facts: Facts, pacing: Pacing, sequence: int, swarm_time_
         group=facts.group,
         validation_loss=loss if loss is not None and loss <= MAX_SECONDS else None,
         met=newest[max(0, len(newest) - untold) :],
+        losses=tuple(LossOfDomain(*each) for each in sorted(facts.losses_of_domains.items())),
     )

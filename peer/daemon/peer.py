@@ -10,8 +10,9 @@ import math
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import numpy.typing as npt
 import trio
 
 from peer.averaging.parts import Averaging, averaging_of
@@ -19,9 +20,11 @@ from peer.codec import MAIN_MEMORY, get_codec
 from peer.content.pieces import PieceFetcher
 from peer.content.service import ContentService
 from peer.content.state_file import StateManifest, copy_state, seal_state
+from peer.experts.conversation import ExpertService
 from peer.facts import Facts, HeldPart, PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain, can_be_joined
+from peer.rounds.domains import Domains, ToldLogProbs
 from peer.rounds.loop import RoundLoop
 from peer.rounds.shares import DataShares
 from peer.rounds.way import AveragingParts
@@ -36,7 +39,7 @@ from protocol.errors import Refused
 from protocol.membership.group import Group
 from protocol.membership.view import View
 from protocol.outcomes import RefusalReason
-from protocol.run.layout import DATA_STAGE, stage_of_part
+from protocol.run.layout import DATA_STAGE, expert_of_part, stage_of_part
 from protocol.run.signed_spec import SignedSpec
 from protocol.schedule.data_plan import DataPlan
 from protocol.wire.content_messages import StateScalars
@@ -207,6 +210,7 @@ class Training:
             },
         )
         self.service.refused = facts.refused
+        self._domains: Domains | None = None
         self.rounds: RoundLoop | None = None
 
     async def run(self) -> None:
@@ -221,6 +225,7 @@ class Training:
         await self.service.start()
         with supplies.engine(size) as (slow_P, start):
             exchange = self._exchange()
+            self._domains = self._domains_of(slow_P)
             averaging = self._averaging(slow_P, exchange)
             parts.pacing.senders = lambda: averaging.senders
             name = await parts.admission.directory_name(self._held.group.digest)
@@ -236,6 +241,23 @@ class Training:
                     nursery.start_soon(self.checkpoints.run, averaging)
                     await self._run_rounds(averaging, membership, warm.start, exchange)
                     nursery.cancel_scope.cancel()
+
+    def _domains_of(self, slow_P: Float32Vector) -> Domains | None:
+        own, held_out = expert_of_part(self._held.group.part), self._supplies.held_out
+        return None if own is None or not held_out else Domains(own, held_out, slow_P)
+
+    async def _serve_expert(self, averaging: Averaging, rounds: RoundLoop) -> None:
+        """Tell others what our expert says of texts."""
+
+        async def score(tokens: npt.NDArray[Any]) -> ToldLogProbs | None:
+            async with averaging.lock:  # the weights lie still
+                return await rounds.score(tokens)
+
+        if self._domains is not None:
+            longest, words = self._spec.model.context_length + 1, self._supplies.vocabulary_size
+            network, group = self._parts.network, self._held.group.digest
+            service = ExpertService(network, group, self._domains.told, score, longest, words)
+            await service.start()
 
     def _piece_fetcher(self, plan: DataPlan) -> PieceFetcher | None:
         """Brings the pieces that are needed; None where all are here, or none is needed."""
@@ -272,6 +294,7 @@ class Training:
                 convict=parts.reputation.convict,
                 proofs=ProofFile(self._settings.state_dir / "proofs"),
                 microbatches=exchange,
+                domains=self._domains,
             )
         )
 
@@ -310,6 +333,7 @@ class Training:
     ) -> None:
         settings, rounds = self._settings, averaging.begin(start_trainer)
         self.rounds = rounds
+        await self._serve_expert(averaging, rounds)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(averaging.serve)
             nursery.start_soon(membership.run)

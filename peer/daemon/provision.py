@@ -18,7 +18,7 @@ The engine is memory and trainers, without torch: the real one starts child proc
 """
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +33,7 @@ from peer.content.pieces import PieceStore, open_store
 from peer.facts import PartShape, PeerState
 from peer.observe.event_names import EventName
 from peer.options.config import PeerConfig
+from peer.rounds.domains import HeldOutBlocks
 from peer.runtime import PeerId, Work
 from peer.runtime.files import replace_file
 from peer.state.home import Home, HomeError
@@ -56,6 +57,7 @@ from peer.training.process import create_model, trainer_starter
 from peer.training.shared import SharedVector
 from protocol.content.samples import Float32Vector
 from protocol.errors import InvalidRunSpec
+from protocol.experts.claims import claimed_blocks
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import View, heeded
 from protocol.run.layout import (
@@ -354,6 +356,8 @@ class Supplies:
         store: the pieces that are here; None where the corpus has none.
         others: those of other experts' corpora, for joiners.
         remake: makes the first weights of the run again, as its founder made them.
+        held_out: blocks of the domains of a run with experts, as far as they are here.
+        vocabulary_size: of the tokenizer, where a text could be scored here.
         shape: of the part of the model that the engine trains.
         beginning: where the first state of its group comes from.
         part: which part that is (protocol/membership/group.py).
@@ -368,6 +372,8 @@ class Supplies:
     piece_blocks: int | None = None
     store: PieceStore | None = None
     others: tuple[PieceStore, ...] = ()
+    held_out: tuple[HeldOutBlocks, ...] = ()
+    vocabulary_size: int = 0
     remake: Callable[[], Awaitable[Beginning]] | None = None
 
 
@@ -481,6 +487,8 @@ class RealProvision:
             part=part_of_expert(number),
             blobs={**own.blobs, **blobs},
             others=tuple(map(open_store, others)),
+            held_out=tuple(_held_out_of(run, kept)),
+            vocabulary_size=corpus.manifest.vocabulary_size,
         )
 
     async def obtain(self, spec: RunSpec, source: BlobSource, choose_part: ChoosePart) -> Supplies:
@@ -578,6 +586,17 @@ class RealProvision:
             stage=stage,
             checkpoint_activations=config.checkpoint_activations,
         )
+
+
+def _held_out_of(run: RunSpec, kept: Iterable[KeptCorpus | None]) -> Iterator[HeldOutBlocks]:
+    """The blocks that are measured, of each domain whose held-out blocks are here."""
+    for number, (expert, corpus) in enumerate(zip(run.experts, kept, strict=True)):
+        if corpus is not None:
+            made_of = corpus.manifest
+            blocks = claimed_blocks(made_of.held_out_blocks, made_of.context_length)
+            shape = blocks, made_of.context_length + 1
+            tokens = np.fromfile(corpus.held_out, made_of.dtype, count=shape[0] * shape[1])
+            yield HeldOutBlocks(number, expert.name, made_of.held_out, tokens.reshape(shape))
 
 
 def _shape(created: ModelCreated) -> PartShape:

@@ -344,6 +344,7 @@ class Facts:
         distances: `replica_distance` after each of the last averages, with its nominal step.
         deaths: trio's time of the trainer's last deaths, and their reasons, oldest first.
         micro_batches: sequences that the first and the newest trainer take at a time.
+        losses_of_domains: of an expert's slow weights, by the number of the domain's expert.
         losses: `validation_loss` of late, oldest first; `lowest_loss` of all.
         clock_ahead_s: how far the clocks of the peers that we have dialled are ahead of ours.
         replica_loss: validation loss of our own replica before the final averaging.
@@ -411,6 +412,7 @@ class Facts:
     gradient_norm: float = 0.0
     validation_loss: float | None = None
     validation_round: int | None = None
+    losses_of_domains: dict[int, float] = field(default_factory=dict)
     replica_distance: float | None = None
     spec: AmendedSpec | None = None
     held: HeldPart | None = None

@@ -87,6 +87,7 @@ class EventName(StrEnum):
     TRAINER_DIED = "TrainerDied", "the trainer died and is being restarted: {detail}"
     CODEC_CHOSEN = "CodecChosen"
     VALIDATED = "Validated"
+    DOMAIN_VALIDATED = "DomainValidated"
     DIRECTORY_RESTARTED = "DirectoryRestarted", "the directory was restarted: {reason}"
     NETWORK_RESTARTED = "NetworkRestarted", "the network was restarted: {reason}"
     STREAM_FAILED = (

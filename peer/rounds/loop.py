@@ -13,8 +13,10 @@ the run. Its way of averaging (way.py) decides what is exchanged with the other 
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import trio
 from msgspec.structs import replace
 
@@ -34,6 +36,7 @@ from protocol.microbatch.trainer_messages import (
 )
 from protocol.schedule.rounds import RoundPlan, is_lost, middle
 
+from .domains import ToldLogProbs
 from .pause import Pause
 from .validation import Validation
 from .way import AveragingParts, TrainerLine, Way
@@ -59,7 +62,7 @@ class RoundLoop:
         start_trainer: StartTrainer,
     ) -> None:
         self._way = way
-        self._validation = validation
+        self._validation, self._domains = validation, parts.domains
         self._start_trainer = partial(start_trainer, parts.slow_P)
         self._checkpoints, self._microbatches = parts.checkpoints, parts.microbatches
         self._shares, self._events = parts.shares, parts.around.events
@@ -68,6 +71,7 @@ class RoundLoop:
         self._closes_early = self._joins_again = self._leaves = False
         self._most_members = 0
         self._parted_step: int | None = None
+        self._line: TrainerLine | None = None
         self._micro_batch_cap: int | None = None
         self._failures_in_a_row = 0
         self.pause = Pause(parts.around, parts.held.view, parts.shares.plan)
@@ -80,6 +84,28 @@ class RoundLoop:
         await self._checkpoints.write_last(self._way, trainer_until_s)
         with trio.move_on_at(until_s):
             await self._way.wait_settled()
+
+    async def score(self, tokens: npt.NDArray[Any]) -> ToldLogProbs | None:
+        """What the slow weights, which must lie still, say of a text; None: no trainer can tell.
+
+        After the end of the run a trainer is started for it.
+        """
+        if self._line is not None:
+            return await self._validation.score(self._line, self._facts.round, tokens)
+        if not self.finished or self._domains is None:
+            return None
+        question = messages.Evaluate(self._facts.round, tokens.astype("<u4").tobytes(), 1)
+        try:
+            async with self._start_trainer(self._micro_batch_cap) as trainer:
+                await trainer.receive()
+                await trainer.send(question)
+                answer = await trainer.receive()
+        except TrainerDied:
+            return None
+        if not isinstance(answer, messages.Evaluated):
+            return None
+        values = np.frombuffer(answer.log_probs, "<f4")
+        return ToldLogProbs(self._domains.stamp(), self._facts.step, values)
 
     # --- lives of the trainer ---------------------------------------------------------------------
     async def run(self) -> None:
@@ -112,6 +138,7 @@ class RoundLoop:
             if facts.round == 0:  # a founder's first weights
                 self._check_lost(line)
             self._way.enter(self._lasting())
+            self._line = line
             nursery.start_soon(self._open_next, line)
             try:
                 while not self.finished:
@@ -122,6 +149,8 @@ class RoundLoop:
                     self._validation.forget()
                     await self._way.died()
                     raise
+            finally:
+                self._line = None
 
     def _note_start(self, ready: messages.Ready) -> None:
         facts = self._facts
@@ -349,7 +378,7 @@ class RoundLoop:
             await self._microbatches.wait_unneeded()
         await self._validation.wait_idle()
         before = self._validation.answers
-        await self._validation.begin(line, facts.round)
+        await self._validation.begin_all(line, facts.round)
         await self._validation.wait_idle()
         if self._validation.answers == before:
             return  # the trainer died over it; its next life comes here again

@@ -29,6 +29,7 @@ from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.rounds import RoundPlan
 
+from .domains import Domains
 from .shares import DataShares
 from .surroundings import Surroundings
 
@@ -162,6 +163,7 @@ class AveragingParts:
         company_of: for a fragment; 0 where the whole model is one vector.
         convict: bans a peer that was proved to have lied; `proofs` of that are kept in the home.
         microbatches: None where the whole model is trained here.
+        domains: None without experts.
     """
 
     around: Surroundings
@@ -175,6 +177,7 @@ class AveragingParts:
     convict: Callable[[PeerId], None]
     proofs: ProofFile
     microbatches: Microbatches | None = None
+    domains: Domains | None = None
 
     @property
     def spec(self) -> RunSpec:

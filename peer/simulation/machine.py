@@ -26,6 +26,7 @@ from peer.daemon.provision import (
 )
 from peer.facts import PartShape
 from peer.network.pacing import NO_LIMITS, BandwidthLimits
+from peer.rounds.domains import HeldOutBlocks
 from peer.runtime import PeerId
 from peer.training.messages import Failed, TrainerCommand, TrainerEvent
 from peer.training.ports import StartTrainer, Trainer
@@ -176,7 +177,13 @@ class SimulatedProvision:
         self, spec: RunSpec, number: int, corpus: bytes, beginning: Beginning
     ) -> Supplies:
         own = self._supplies(spec.of_expert(number), corpus, beginning)
-        return replace(own, part=part_of_expert(number))
+        held_out = [
+            HeldOutBlocks(of, each.name, blob_name(each.name.encode()), np.zeros((1, 9), np.uint8))
+            for of, each in enumerate(spec.experts)
+        ]
+        return replace(
+            own, part=part_of_expert(number), held_out=tuple(held_out), vocabulary_size=256
+        )
 
     def _supplies(self, spec: RunSpec, corpus: bytes, beginning: Beginning) -> Supplies:
         self._corpus.write_bytes(corpus)

@@ -34,7 +34,7 @@ from .optimizer import FlatOptimizer
 from .ports import NonFinite
 from .round_machine import Action, RoundMachine, SettleStep, TrainStep, Wait
 from .shared import CodeRegions, map_vector
-from .step import StepResult
+from .step import Stepper, StepResult
 from .sync import Ledger, sync_of
 from .tensor_file import keep_weights, take_over_weights
 
@@ -211,13 +211,21 @@ class InnerLoop:
         aside_P.copy_(theta_P)  # the gradient is idle between two steps
         try:
             theta_P.copy_(self._slow_P)
-            loss = self._stepper.loss_of(self._validation_BT)
+            loss, log_probs = self._measured(order)
         finally:
             theta_P.copy_(aside_P)
             aside_P.zero_()
         self._round_machine.measured(
-            messages.Evaluated(order.round, loss, self._clock_s() - started_s)
+            messages.Evaluated(order.round, loss, self._clock_s() - started_s, log_probs)
         )
+
+    def _measured(self, order: messages.Evaluate) -> tuple[float | None, bytes]:
+        if not order.sequences:
+            return self._stepper.loss_of(self._validation_BT), b""
+        assert isinstance(self._stepper, Stepper), "a stage has no log-probabilities of its own"
+        tokens = np.frombuffer(order.tokens, "<u4").reshape(order.sequences, -1)
+        told_BT = self._stepper.log_probs_of(tokens.astype(np.int64))
+        return -float(told_BT.mean(dtype=np.float64)), told_BT.astype("<f4").tobytes()
 
     def _try(self, order: Try) -> None:
         """Measure with the fragment merged and without, on some held-out blocks of our choice."""

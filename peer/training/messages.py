@@ -17,6 +17,7 @@ When peers average in pairs:
     Merge(0, k)                         theta += phi' - decoded
                                         FragmentMerged(0, k)
     Evaluate(r)                         Evaluated(r, loss)
+    Evaluate(r, tokens)                 Evaluated(r, loss, log_probs)
     Keep(path)                          Kept(path)              theta and moments are in the file
 
 `Try` is optional: it asks what the merge would do to the loss on held-out blocks.
@@ -178,9 +179,16 @@ class CloseRound(TrainerMessage, frozen=True):
 
 
 class Evaluate(TrainerMessage, frozen=True):
-    """Measure the validation loss of the slow weights on the run's fixed blocks."""
+    """Measure the loss of the slow weights on the run's fixed blocks, or on other tokens.
+
+    Attributes:
+        tokens: sequences of one length, uint32; empty for the fixed blocks.
+        sequences: how many they are.
+    """
 
     round: int
+    tokens: bytes = b""
+    sequences: int = 0
 
 
 class Keep(TrainerMessage, frozen=True):
@@ -281,11 +289,13 @@ class Evaluated(TrainerMessage, frozen=True):
     Attributes:
         loss: None from a stage that has none of its own, or where nothing came back from the
             others.
+        log_probs: fp32, of each token but the first of its sequence; empty of the fixed blocks.
     """
 
     round: int
     loss: float | None
     seconds: float
+    log_probs: bytes = b""
 
 
 class Kept(TrainerMessage, frozen=True):

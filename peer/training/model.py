@@ -153,6 +153,13 @@ class FlatModel:
             logits_BTV.reshape(-1, logits_BTV.shape[-1]).float(), tokens_BT[:, 1:].reshape(-1)
         )
 
+    def log_probs(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities of the true tokens; int64 [B, T+1] tokens to fp32 [B, T]."""
+        logits_BTV = self._forward(input_ids=tokens_BT[:, :-1]).logits
+        return -functional.cross_entropy(
+            logits_BTV.float().transpose(1, 2), tokens_BT[:, 1:], reduction="none"
+        )
+
     def groups(
         self, *, without_block_matrices: bool = False
     ) -> list[tuple[list[nn.Parameter], bool]]:

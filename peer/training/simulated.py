@@ -311,7 +311,11 @@ class SimulatedTrainer:
     def _evaluate(self, order: messages.Evaluate) -> None:
         """Tell the loss at once; its time holds up training."""
         took_s, loss = self._speed.validation_s, loss_at(self._slow - self._optimum)
-        self._round_machine.measured(messages.Evaluated(order.round, loss, took_s))
+        log_probs = b""
+        if order.sequences:
+            count = len(order.tokens) // 4 - order.sequences
+            log_probs = np.full(count, -loss, "<f4").tobytes()
+        self._round_machine.measured(messages.Evaluated(order.round, loss, took_s, log_probs))
         self._next_step_s += took_s
 
     def _try(self, order: Try) -> None:

@@ -67,6 +67,13 @@ class Stepper:
                 total += self._model.loss(tokens_bT) * tokens_bT.shape[0]
         return float(total) / len(blocks_BT)
 
+    def log_probs_of(self, tokens_BT: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Log-probabilities of the true tokens under the current weights, [B, T]."""
+        with torch.no_grad(), autocast(self._model.device, self._precision):
+            parts = [self._model.log_probs(each).cpu() for each in self._micro_batches(tokens_BT)]
+        told_BT: npt.NDArray[np.float32] = torch.cat(parts).numpy()
+        return told_BT
+
     def _micro_batches(self, blocks_BT: npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
         tokens_BT = torch.from_numpy(blocks_BT)
         if self._model.device.type == "cuda":

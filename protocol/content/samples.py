@@ -50,6 +50,8 @@ import numpy.typing as npt
 
 from protocol.errors import RemoteProtocolError
 
+from .manifest import blob_name
+
 SEED_BYTES: Final = 16
 NUM_BLOCKS: Final = 64
 BLOCK_VALUES: Final = 256
@@ -111,6 +113,11 @@ def shares_by_loss(losses: Sequence[float]) -> list[float]:
 def sample_of(vector_P: Float32Vector, seed: bytes) -> Float32Vector:
     starts = block_starts(seed, vector_P.size)
     return np.concatenate([vector_P[start : start + BLOCK_VALUES] for start in starts])
+
+
+def stamp_of(vector_P: Float32Vector) -> str:
+    """A name of these weights: who has the same has the same one. A liar may say any."""
+    return blob_name(sample_of(vector_P, bytes(SEED_BYTES)).astype("<f4").tobytes())
 
 
 def sample_from(data: bytes) -> Float32Vector:

@@ -75,6 +75,8 @@ class Progress:
     ended: bool = False
     group: str | None = None
     validation_loss: float | None = None
+    losses: Mapping[int, float] = field(default_factory=dict)
+    """What an expert loses on each domain, by its number."""
 
 
 @dataclass(frozen=True, slots=True)

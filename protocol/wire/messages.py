@@ -24,6 +24,8 @@ one frame (frames.py). A payload of raw bytes may follow only where the message 
     /loco/stage/3     > Trip    < Credit or Refusal  > Boundary + codes  < BoundaryKept
                       > Announcement, Lost    < Noted
                       > GetLinks < LinksReply + vector  > GetSnapshot < SnapshotReply + snapshot
+    /loco/experts/1   > GetLogProbs < LogProbs + values
+                      > ScoreText + tokens  < LogProbs + values     or a Refusal
     /loco/reach/1     > Whereabouts < Seen or Refusal
     /loco/directory/1 > FindRecords < RecordsFound   > KeepRecord < RecordKept   or a Refusal
 
@@ -60,6 +62,7 @@ from protocol.limits import (
     MAX_PAYLOAD_BYTES,
     MAX_PEERS_PER_EXCHANGE,
     MAX_RECORD_ADDRESSES,
+    MAX_STAGES,
     MAX_STATEMENT_BYTES,
     MAX_STATEMENTS_PER_MESSAGE,
     MAX_STRIPES,
@@ -72,6 +75,7 @@ from protocol.outcomes import RefusalReason
 from . import (  # noqa: F401 - whose messages are among those of the codec
     content_messages,
     directory_messages,
+    expert_messages,
     fragment_messages,
     stage_messages,
 )
@@ -165,6 +169,13 @@ class AveragedWith(Struct, frozen=True):
     seconds: NonNegative
 
 
+class LossOfDomain(Struct, frozen=True):
+    """The loss of the sender of a beat on the held-out blocks of an expert of this number."""
+
+    domain: Annotated[int, Meta(ge=0, lt=MAX_STAGES)]
+    loss: NonNegative
+
+
 class Beat(Message, frozen=True, tag="beat"):
     """A sign of life and progress.
 
@@ -183,6 +194,8 @@ class Beat(Message, frozen=True, tag="beat"):
         validation_loss: the newest of the sender, nats per token.
         met: whom it has averaged with in pairs since its last beat on this link; for people, and
             nothing is decided by it.
+        losses: in a run with experts, the newest of the sender's weights on each domain that it
+            has measured, nats per token; for people too.
     """
 
     sequence: Count
@@ -205,6 +218,7 @@ class Beat(Message, frozen=True, tag="beat"):
     group: Digest | None = None
     validation_loss: NonNegative | None = None
     met: Annotated[tuple[AveragedWith, ...], Meta(max_length=MAX_FRAGMENTS_FREE), APART] = ()
+    losses: Annotated[tuple[LossOfDomain, ...], Meta(max_length=MAX_STAGES), APART] = ()
 
 
 class PeerEntry(Struct, frozen=True):

@@ -19,12 +19,14 @@ GOSSIP: Final = "/loco/gossip/1"
 CONTENT: Final = "/loco/content/2"
 FRAGMENT: Final = "/loco/fragment/1"
 STAGE: Final = "/loco/stage/3"
+EXPERTS: Final = "/loco/experts/1"
 REACH: Final = "/loco/reach/1"
 DIRECTORY: Final = "/loco/directory/1"
 
 ROOT: Final = "/loco/"
 SPOKEN: Final = tuple(
-    each.removeprefix(ROOT) for each in (HELLO, GOSSIP, CONTENT, FRAGMENT, STAGE, REACH, DIRECTORY)
+    each.removeprefix(ROOT)
+    for each in (HELLO, GOSSIP, CONTENT, FRAGMENT, STAGE, EXPERTS, REACH, DIRECTORY)
 )
 REQUIRED: Final = ("hello", "content")
 _RELEASE: Final = re.compile(r"loco-peer (\d[0-9A-Za-z.+-]*)")

@@ -168,6 +168,23 @@ def test_evaluation_leaves_no_trace_and_measures_the_slow_weights():
     assert evaluated.loss == pytest.approx(expected, rel=1e-6)
 
 
+def test_log_probabilities_of_a_text_are_those_that_the_loss_is_made_of():
+    assert _digests(PAUSE) == _digests(Evaluate(0), PAUSE)
+    world = build_world(tiny_spec())
+    blocks_BT = world.corpus.validation_blocks(4)
+    expected = world.stepper.loss_of(blocks_BT)
+    question = Evaluate(0, blocks_BT.astype("<u4").tobytes(), len(blocks_BT))
+    before = world.theta.copy()
+    (evaluated,) = run(world, question).of(Evaluated)
+    assert (world.theta == before).all()
+    told = np.frombuffer(evaluated.log_probs, "<f4")
+    assert told.size == blocks_BT.size - len(blocks_BT)
+    assert -told.mean(dtype=float) == evaluated.loss == pytest.approx(expected, rel=1e-6)
+    (alone,) = run(world, Evaluate(0, blocks_BT[1, :7].astype("<u4").tobytes(), 1)).of(Evaluated)
+    rows = told.reshape(len(blocks_BT), -1)
+    assert np.frombuffer(alone.log_probs, "<f4") == pytest.approx(rows[1, :6], abs=1e-5)
+
+
 def test_padding_stays_zero():
     world = build_world(tiny_spec())
     run(world, order(0))

@@ -19,6 +19,7 @@ def test_what_we_speak_can_be_said_and_is_complete() -> None:
         versions.GOSSIP,
         versions.FRAGMENT,
         versions.STAGE,
+        versions.EXPERTS,
         versions.REACH,
         versions.CONTENT,
         versions.DIRECTORY,

@@ -278,7 +278,7 @@ class FragmentRounds:
         self._parts.observe_round(RoundTiming(closed.seconds, 0.0, 0.0, 0.0))
         if self._validation.is_due(closed.round):
             async with self._lock:  # nothing is half written
-                await self._validation.begin(self._trainer.line, closed.round)
+                await self._validation.begin_next(self._trainer.line, closed.round)
         if closed.steps:
             self._last_trained = closed.round
         self._next_round = next_round(closed.round, self._heard_rounds(others))
@@ -392,7 +392,7 @@ class FragmentAveraging:
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
         parts = self._parts
-        validation = Validation(parts.spec.sync.validate_every, parts.around)
+        validation = Validation(parts.spec.sync.validate_every, parts.around, parts.domains)
         self._rounds = FragmentRounds(parts, self.momentum_P, self.lock, validation)
         self._begun.set()
         return RoundLoop(parts, self._rounds, validation, start_trainer)

@@ -254,7 +254,7 @@ class PairRounds:
                 self._own_length.exchanged(settled, trio.current_time() - started_s)
             await line.send(Merge(sent.fragment, sent.cycle, ONE_CHUNK, ()))
             if closed and not self._finale.has_begun and self._is_validation_due(closed.round):
-                await self._validation.begin(line, closed.round)
+                await self._validation.begin_next(line, closed.round)
         finally:
             exchanged.set()
             self.flights -= 1
@@ -284,7 +284,7 @@ class PairRounds:
     async def _validate(self, line: TrainerLine, round_: int) -> None:
         async with self._at_rest:
             if self._is_validation_due(round_):
-                await self._validation.begin(line, round_)
+                await self._validation.begin_next(line, round_)
 
     def _is_validation_due(self, round_: int) -> bool:
         if self._own_length is None:
@@ -334,7 +334,7 @@ class PairAveraging:
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
         parts = self._parts
-        validation = Validation(parts.spec.sync.validate_every, parts.around)
+        validation = Validation(parts.spec.sync.validate_every, parts.around, parts.domains)
         self._rounds = PairRounds(parts, self, validation)
         return RoundLoop(parts, self._rounds, validation, start_trainer)
 

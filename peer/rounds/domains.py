@@ -1,0 +1,85 @@
+"""Held-out blocks of the domains of a run with experts, and what our weights say of them.
+
+A peer measures its slow weights on one domain after another, its own one first, each time that it
+validates; so the matrix costs what validation costs. At the end of training it measures all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.content.samples import Float32Vector, stamp_of
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutBlocks:
+    """The blocks of a domain that claims are of (protocol/experts/claims.py), [B, T+1] tokens.
+
+    Attributes:
+        number: of the expert whose domain it is.
+        digest: of the blob of all its held-out blocks.
+    """
+
+    number: int
+    name: str
+    digest: str
+    tokens_BT: npt.NDArray[Any]
+
+    @property
+    def claims(self) -> int:
+        """Tokens that a claim is of."""
+        sequences, length = self.tokens_BT.shape
+        return int(sequences * (length - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class ToldLogProbs:
+    """What weights say of a text: log-probabilities of its true tokens, fp32 values in a row.
+
+    Attributes:
+        stamp, step: of the weights.
+    """
+
+    stamp: str
+    step: int
+    log_probs: npt.NDArray[np.float32]
+
+    @property
+    def loss(self) -> float:
+        return -float(self.log_probs.mean(dtype=np.float64))
+
+
+@dataclass(eq=False)
+class Domains:
+    """The domains whose held-out blocks are here.
+
+    Args:
+        own: the number of our expert.
+        held_out: each of them at most once.
+
+    Attributes:
+        told: the newest of each domain, by digest.
+    """
+
+    own: int
+    held_out: Sequence[HeldOutBlocks]
+    slow_P: Float32Vector
+    told: dict[str, ToldLogProbs] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ours = [each for each in self.held_out if each.number == self.own]
+        others = [each for each in self.held_out if each.number != self.own]
+        self.in_turn = (*ours, *others)
+        self._turns = 0
+
+    def next(self) -> HeldOutBlocks:
+        domain = self.in_turn[self._turns % len(self.in_turn)]
+        self._turns += 1
+        return domain
+
+    def stamp(self) -> str:
+        """A name of the weights as they lie there now."""
+        return stamp_of(self.slow_P)
