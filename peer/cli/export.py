@@ -112,7 +112,7 @@ def export_state(
                             f"fetching stage {stage}", stage, spec.pipeline.stages, "stages"
                         )
                     )
-                    values = taken(fetched(home, part_of_stage(stage), part)["path"])
+                    values = taken(Path(fetched(home, part_of_stage(stage), part)["path"]))
                 _place(weights_P, layout, values, part)
     except (ValueError, OSError) as error:
         raise ExportFailed(f"cannot export: {error}") from error
@@ -126,9 +126,8 @@ def fetched(home: Home, part: str, layout: Layout) -> dict[str, Any]:
     return told(home, "fetch_part", STATE_TIMEOUT_S, **wanted)
 
 
-def taken(fetched_path: str) -> Float32Vector:
+def taken(path: Path) -> Float32Vector:
     """Read weights that the daemon has fetched for us, and remove their file. Raises OSError."""
-    path = Path(fetched_path)
     try:
         return np.fromfile(path, "<f4")
     finally:
@@ -157,7 +156,7 @@ def export_weights(
             spec,
             whole_layout(home, spec),
             directory,
-            tokenizer_json=_tokenizer_json(home, spec),
+            tokenizer_json=tokenizer_json_of(home, spec),
             round=round,
             tokens=tokens,
         )
@@ -187,7 +186,7 @@ def _vocabulary_size(home: Home, spec: RunSpec) -> int:
     return load_tokenizer(spec.data.tokenizer).vocabulary_size
 
 
-def _tokenizer_json(home: Home, spec: RunSpec) -> bytes | None:
+def tokenizer_json_of(home: Home, spec: RunSpec) -> bytes | None:
     if spec.data.tokenizer == BYTES:
         return None
     kept = tokenizer_path(home.cache_dir, spec.data.tokenizer_digest or "")
@@ -340,7 +339,7 @@ def _given(
         except ControlFailed as error:
             print(f"{short_id(peer_id):<9}{'-':>9}  left out: {error}")
             continue
-        slow_P = taken(reply["path"])[: layout.padded_parameters]
+        slow_P = taken(Path(reply["path"]))[: layout.padded_parameters]
         yield given(peer_id, reply["step"], slow_P)
 
 

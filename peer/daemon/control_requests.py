@@ -42,6 +42,7 @@ from .parts import PeerParts
 from .peer import Peer
 from .ports import Ports
 from .report import join_address
+from .scoring import scores_of
 from .sources import FETCH_WEIGHTS_S, weights_of
 
 MAX_NAMED: Final = 8
@@ -61,6 +62,7 @@ class ControlRequests:
             "leave": self.leave,
             "write_state": self.write_state,
             "fetch_part": self.fetch_part,
+            "score_text": self.score_text,
             "holders": self.holders,
             "fetch_weights": self.fetch_weights,
             "pause": self.pause,
@@ -108,6 +110,14 @@ class ControlRequests:
         path = self._peer.settings.state_dir / f"{part.replace('/', '-')}.f32"
         await parts.work.run(slow_P.tofile, path)
         return {"path": str(path), "round": told.round, "tokens": told.tokens}
+
+    async def score_text(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """What experts, named by their parts, say of each token of a text but the first."""
+        parts, tokens = self._peer.parts, np.array(wanted["tokens"], np.uint32)
+        scores = await scores_of(parts, self._held(), wanted["parts"], tokens, self._peer.score)
+        told = {part: each.tolist() for part, each in scores.items() if not isinstance(each, str)}
+        failed = {part: each for part, each in scores.items() if isinstance(each, str)}
+        return {"log_probs": told, "failed": failed}
 
     async def holders(self, _: dict[str, Any]) -> dict[str, Any]:
         alive = self._held().view.alive(trio.current_time())

@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
 
+USUAL_TOKENS = 200
+
 
 class ExpertEnsemble:
     """The experts of a folder with an ensemble.json; `names` takes some of them alone.
@@ -88,18 +90,19 @@ class ExpertEnsemble:
             return weights
         order = torch.argsort(weights, dim=0, descending=True, stable=True)
         rank = torch.argsort(order, dim=0)
-        return weights.masked_fill(rank >= self.rules["top"], -torch.inf).log_softmax(0)
+        kept: torch.Tensor = weights.masked_fill(rank >= self.rules["top"], -torch.inf)
+        return kept.log_softmax(0)
 
     def learned(self, weights: torch.Tensor, log_probs: torch.Tensor) -> torch.Tensor:
         """The weights after a token of which each expert said so much."""
-        now = (self.rules["discount"] * weights + log_probs).log_softmax(0)
-        share = self.rules["fixed_share"]
+        discount, share = float(self.rules["discount"]), float(self.rules["fixed_share"])
+        now = (discount * weights + log_probs).log_softmax(0)
         return ((1 - share) * now.exp() + share / len(now)).log() if share else now
 
     # --- what it says of a text -----------------------------------------------------------------
     @property
     def context_length(self) -> int:
-        return min(model.config.max_position_embeddings for model in self.models)
+        return min(int(model.config.max_position_embeddings) for model in self.models)
 
     @torch.no_grad()
     def log_probs(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -133,26 +136,32 @@ class ExpertEnsemble:
     # --- what it writes -------------------------------------------------------------------------
     @torch.no_grad()
     def continued(
-        self, prompt: str, tokens: int, temperature: float = 1.0, top_p: float = 1.0, seed: int = 0
+        self,
+        prompt: str,
+        tokens: int | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int = 0,
     ) -> Iterator[int]:
         """The tokens that follow the prompt, up to the end of the text or so many.
 
         Raises ValueError: prompt and tokens do not fit the models.
         """
         given = self.tokenizer(prompt, add_special_tokens=False).input_ids
+        room = self.context_length - len(given)
         if not given:
             raise ValueError("the prompt is empty: give the text that is to be continued")
-        if len(given) + tokens > self.context_length:
+        if room < (tokens or 1):
             raise ValueError(
-                f"the prompt has {len(given)} tokens and {tokens} shall follow, but the models"
-                f" read {self.context_length} at once: shorten one of both"
+                f"the prompt has {len(given)} tokens and {tokens or 1} shall follow, but the models"
+                f" read {self.context_length} at once: shorten the prompt, or lower --tokens"
             )
         draws = torch.Generator().manual_seed(seed)
         caches: list[Any] = [None] * len(self.models)
         weights, fresh, end = self.even(), given, self.models[0].generation_config.eos_token_id
         for now in self.log_probs(given).unbind(1):
             weights = self.learned(weights, now)
-        for _ in range(tokens):
+        for _ in range(min(room, USUAL_TOKENS) if tokens is None else tokens):
             said = []
             for number, model in enumerate(self.models):
                 out = model(torch.tensor([fresh]), past_key_values=caches[number], use_cache=True)
@@ -171,7 +180,7 @@ class ExpertEnsemble:
 @torch.no_grad()
 def true_log_probs(model: Any, tokens_BT: torch.Tensor) -> torch.Tensor:
     """What a model says of each token after the first of each block: [B, T - 1], float64."""
-    logits = model(tokens_BT[:, :-1], use_cache=False).logits.double()
+    logits: torch.Tensor = model(tokens_BT[:, :-1], use_cache=False).logits.double()
     return logits.log_softmax(-1).gather(-1, tokens_BT[:, 1:, None]).squeeze(-1)
 
 
@@ -189,7 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The experts of this folder as one model.")
     parser.add_argument("--prompt", help="text to continue")
     parser.add_argument("--loss", type=Path, metavar="FILE", help="a text to foretell")
-    parser.add_argument("--tokens", type=int, default=100, help="to write")
+    parser.add_argument("--tokens", type=int, help=f"to write; up to {USUAL_TOKENS} if left out")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent)
