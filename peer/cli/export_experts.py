@@ -26,7 +26,7 @@ from peer.state.home import Home, HomeError
 from peer.state.moe import Domain, NoMixture, compared, merged
 from peer.training.corpus.folder import kept_corpus, open_corpus
 from peer.training.corpus.tokenizer import ByteTokenizer, FileTokenizer
-from protocol.content.samples import Float32Vector
+from protocol.content.samples import ROUNDING_NATS, Float32Vector
 from protocol.errors import InvalidRunSpec
 from protocol.experts.ensemble import Combination, Posterior
 from protocol.run.layout import part_of_expert
@@ -118,7 +118,7 @@ def export_mixture(home: Home, directory: Path, names: Collection[str] | None = 
             raise ExportFailed(f"--as-moe: {error}") from error
         except (ValueError, OSError) as error:
             raise ExportFailed(f"cannot export: {error}") from error
-        if not loss <= its_loss:
+        if not loss <= its_loss + ROUNDING_NATS:
             raise ExportFailed(
                 f"nothing is written: as one mixture the experts have a loss of {loss:.4f}, worse"
                 f" than {best} alone ({its_loss:.4f}); export them without --as-moe"

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
+from transformers.utils import logging
 
 USUAL_TOKENS = 200
 
@@ -48,6 +49,7 @@ class ExpertEnsemble:
         self.names: list[str] = [each["name"] for each in experts]
         for each in experts:
             self._check(each)
+        logging.disable_progress_bar()
         first = self.folder / self.names[0]
         self.tokenizer: Any = AutoTokenizer.from_pretrained(first)
         self.models: list[Any] = [
