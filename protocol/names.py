@@ -1,5 +1,11 @@
 """How peers, sizes and durations are named to people, and foreign text is shown to them."""
 
+from collections.abc import Sequence
+from typing import Final
+
+NAMED: Final = 3
+"""Peers, and addresses, that a sentence names."""
+
 
 def short_id(peer_id: str | None) -> str:
     """The last eight characters of a peer id: the first ones are the same in all of them."""
@@ -22,3 +28,15 @@ def duration(seconds: float) -> str:
 def printable(text: str) -> str:
     """A line that does nothing to a terminal or a log: what cannot be shown is escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def corpus_unheld(what: str, expert: str | None, asked: Sequence[str]) -> str:
+    """The sentence that none of these peers has `what` of the corpus, and what would help."""
+    corpus = "the run's corpus" if expert is None else f"the corpus of the expert '{expert}'"
+    named = ", ".join(map(short_id, asked[-NAMED:])) or "nobody is linked"
+    if len(asked) > NAMED:
+        named += f" and {len(asked) - NAMED} more"
+    return (
+        f"none of {len(asked)} peers that were asked ({named}) has {what} of {corpus}: start one"
+        " that has it again, or give the texts with --data"
+    )

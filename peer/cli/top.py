@@ -19,6 +19,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 
+from peer.observe.experts import matrix_lines
 from peer.observe.history import SAMPLE_EVERY_S
 from peer.observe.status import (
     Status,
@@ -136,7 +137,10 @@ def swarm(seen: Shown) -> RenderableType:
     others = [(short_id(p.peer_id), str(p.state), p.step, p.validation_loss) for p in status.peers]
     for name, state, step, loss in [(*own, status.validation_loss), *others]:
         table.add_row(name, _text(state), _count(step), _loss(loss))
-    return Group(_curve_of("held-out loss, mean of all", history["peers_loss"], 4), table)
+    curve_of_all = _curve_of("held-out loss, mean of all", history["peers_loss"], 4)
+    if status.experts is None:
+        return Group(curve_of_all, table)
+    return Group(curve_of_all, _text("\n".join(matrix_lines(status.experts))), table)
 
 
 def this_peer(seen: Shown) -> RenderableType:

@@ -36,6 +36,7 @@ from protocol.content.needs import CorpusNeeds, first_to_go, kept_pieces
 from protocol.content.scheduler import AtOnce, BoolVector, Request, Scheduler
 from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.limits import MAX_ASKED
+from protocol.names import corpus_unheld
 from protocol.schedule.data_plan import DataPlan, Members
 from protocol.schedule.progress import TaskProgress
 
@@ -113,6 +114,8 @@ def open_store(kept: KeptCorpus) -> PieceStore:
 ASK_EVERY_S: Final = 10.0
 """Between two questions to a peer which pieces it has; ASK_SOON_S while one is waited for."""
 ASK_SOON_S: Final = 1.0
+UNHELD_S: Final = 2 * ASK_EVERY_S
+"""All have been asked by then for a piece that is waited for."""
 PAUSE_S: Final = 5.0
 """After a peer did not give a piece; DOUBT_PAUSE_S where it gave another."""
 DOUBT_PAUSE_S: Final = 300.0
@@ -147,6 +150,7 @@ class PieceFetcher:
         self._at_once = AtOnce(MAX_ASKED)
         self._needs: CorpusNeeds | None = None
         self._awaited: tuple[int, ...] = ()
+        self._awaited_since_s = math.inf
         self._staying: tuple[int, ...] = ()
         self._kept = np.zeros(len(store.here), bool)
         self._refused: set[int] = set()
@@ -167,7 +171,7 @@ class PieceFetcher:
 
     async def bring(self, pieces: Sequence[int]) -> None:
         """Returns when these pieces are here; they are fetched before all others."""
-        self._awaited = tuple(pieces)
+        self._awaited, self._awaited_since_s = tuple(pieces), trio.current_time()
         self._scheduler.wait_for(pieces)
         for piece in pieces:  # the trainer says that it is not, whatever we thought
             if self._store.here[piece]:
@@ -177,7 +181,8 @@ class PieceFetcher:
             came = int(np.count_nonzero(here))
             self._facts.progressed(TaskProgress("", came, len(here), "pieces"))
             await self._changed.wait()
-        self._awaited = ()
+        self._awaited, self._awaited_since_s = (), math.inf
+        self._facts.corpus.unheld = ""
         self._scheduler.wait_for(())
 
     # --- the task ---------------------------------------------------------------------------------
@@ -302,6 +307,7 @@ class PieceFetcher:
                     if now_s >= self._not_before_s.get(peer_id, now_s):
                         nursery.start_soon(self._ask, peer_id, questions)
             self._note()
+            self._tell_unheld(sorted(alive))
             self._wake(is_new=True)
             waits = self._awaited or not self._versions
             await trio.sleep(ASK_SOON_S if waits else ASK_EVERY_S)
@@ -320,6 +326,20 @@ class PieceFetcher:
             if pieces is not None:
                 self._scheduler.holds(peer_id, pieces)
                 self._wake()
+
+    def _tell_unheld(self, asked: Sequence[PeerId]) -> None:
+        """Say which pieces training waits for that nobody has; in events once for each wait."""
+        nobody_has = self._scheduler.copies == 0
+        pieces = [p for p in self._awaited if nobody_has[p] and not self._store.here[p]]
+        corpus, was = self._facts.corpus, self._facts.corpus.unheld
+        corpus.unheld = ""
+        if pieces and trio.current_time() - self._awaited_since_s >= UNHELD_S:
+            what = f"{len(pieces)} pieces"
+            corpus.unheld = corpus_unheld(what, self._facts.expert, asked)
+            if not was:
+                self._events.emit(
+                    EventName.CORPUS_UNHELD, detail=corpus.unheld, remotes=list(asked)
+                )
 
     def _note(self) -> None:
         facts, here = self._facts.corpus, self._store.here

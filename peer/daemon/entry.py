@@ -26,6 +26,7 @@ from protocol.wire.messages import Hello
 from protocol.wire.versions import how_to_install
 
 from .bootstrap import Bootstrap
+from .domains import BlobsOfPeers
 from .parts import PeerParts
 from .ports import Ports
 from .provision import ChoosePart, ChosenPart, Supplies
@@ -91,8 +92,8 @@ async def join(
     if number is not None:
         facts.chosen = Group(signed.run_id, part_of_expert(number))
         choose = partial(stays_at, number)
-    obtain = partial(parts.provision.obtain, spec, choose_part=choose)
-    return signed, await parts.sources.fetch(obtain, parts.roster, first)
+    source = BlobsOfPeers(parts, parts.sources, first, expert=facts.expert)
+    return signed, await parts.provision.obtain(spec, source, choose)
 
 
 def usable_spec(signed: SignedSpec, software: str) -> RunSpec:

@@ -24,7 +24,7 @@ from peer.experts.conversation import ExpertService, Score
 from peer.facts import Facts, HeldPart, PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain, can_be_joined
-from peer.rounds.domains import Domains, ToldLogProbs
+from peer.rounds.domains import MeasuredDomains, ToldLogProbs
 from peer.rounds.loop import RoundLoop
 from peer.rounds.shares import DataShares
 from peer.rounds.way import AveragingParts
@@ -125,6 +125,8 @@ class Peer:
             async with trio.open_nursery() as nursery:
                 signed, supplies = await entry(self.parts, self.settings.check_spec, nursery)
                 nursery.start_soon(self._keep_acquaintances)
+                if supplies.domains is not None:
+                    nursery.start_soon(supplies.domains.run, self.parts, self.parts.sources)
                 self._training = Training(self.settings, self.parts, signed, supplies)
                 await self._training.run()
                 nursery.cancel_scope.cancel()
@@ -208,14 +210,10 @@ class Training:
             state_dir=settings.state_dir,
             signed=signed,
             blobs=supplies.blobs,
-            stores={
-                store.manifest.name: store
-                for store in (*supplies.others, supplies.store)
-                if store is not None
-            },
+            stores=supplies.stores,
         )
         self.service.refused = facts.refused
-        self._domains: Domains | None = None
+        self._domains: MeasuredDomains | None = None
         self.rounds: RoundLoop | None = None
         self.score: Score | None = None
 
@@ -248,9 +246,11 @@ class Training:
                     await self._run_rounds(averaging, membership, warm.start, exchange)
                     nursery.cancel_scope.cancel()
 
-    def _domains_of(self, slow_P: Float32Vector) -> Domains | None:
+    def _domains_of(self, slow_P: Float32Vector) -> MeasuredDomains | None:
         own, held_out = expert_of_part(self._held.group.part), self._supplies.held_out
-        return None if own is None or not held_out else Domains(own, held_out, slow_P)
+        if own is None or held_out is None:
+            return None
+        return MeasuredDomains(own, held_out, slow_P)
 
     async def _serve_expert(self, averaging: Averaging, rounds: RoundLoop) -> None:
         """Tell others what our expert says of texts."""

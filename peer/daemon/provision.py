@@ -18,9 +18,9 @@ The engine is memory and trainers, without torch: the real one starts child proc
 """
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -33,7 +33,7 @@ from peer.content.pieces import PieceStore, open_store
 from peer.facts import PartShape, PeerState
 from peer.observe.event_names import EventName
 from peer.options.config import PeerConfig
-from peer.rounds.domains import HeldOutBlocks
+from peer.rounds.domains import HeldOut, HeldOutBlocks
 from peer.runtime import PeerId, Work
 from peer.runtime.files import replace_file
 from peer.state.home import Home, HomeError
@@ -42,8 +42,6 @@ from peer.training.child_process import SpareChild
 from peer.training.corpus.apart import prepare_apart
 from peer.training.corpus.folder import (
     KeptCorpus,
-    adopt_held_out,
-    adopt_manifest,
     describe_corpus,
     kept_corpus,
     prepare_corpus,
@@ -73,6 +71,7 @@ from protocol.schedule.rounds import middle
 from protocol.wire.content_messages import StateScalars
 
 from .beginning import Arrival, Beginning, FirstState, Fresh
+from .domains import Domains, described_corpus
 from .fetched import Fetched, known_positions
 from .sources import NoSource, weights_of
 
@@ -259,8 +258,7 @@ async def obtain_data(
         if kept is None and spec.data.source == "stdlib" and tokenizer == BYTES:
             kept = await work.run(_made_here, spec, cache_dir, _until_cancelled(work, tell))
         if kept is None:
-            kept = await work.run(adopt_manifest, await source.blob(digest), digest, cache_dir)
-            await work.run(adopt_held_out, kept, await source.blob(kept.manifest.held_out))
+            kept = await described_corpus(digest, cache_dir, source, work)
         return await work.run(describe_corpus, spec, kept)
 
 
@@ -354,7 +352,8 @@ class Supplies:
         num_blocks: training blocks of an epoch.
         piece_blocks: of them in one piece of the corpus; None where it is all one.
         store: the pieces that are here; None where the corpus has none.
-        others: those of other experts' corpora, for joiners.
+        stores: those that joiners are given, by the corpus's name.
+        domains: what is here of the corpora of all experts; None where the run has none.
         remake: makes the first weights of the run again, as its founder made them.
         held_out: blocks of the domains of a run with experts, as far as they are here.
         vocabulary_size: of the tokenizer, where a text could be scored here.
@@ -371,8 +370,9 @@ class Supplies:
     part: str = WHOLE_MODEL
     piece_blocks: int | None = None
     store: PieceStore | None = None
-    others: tuple[PieceStore, ...] = ()
-    held_out: tuple[HeldOutBlocks, ...] = ()
+    stores: Mapping[str, PieceStore] = field(default_factory=dict)
+    domains: Domains | None = None
+    held_out: HeldOut | None = None
     vocabulary_size: int = 0
     remake: Callable[[], Awaitable[Beginning]] | None = None
 
@@ -464,7 +464,7 @@ class RealProvision:
         source: BlobSource,
         beginning_with: Callable[[Fresh], Beginning],
     ) -> Supplies:
-        """One expert; and for joiners what is here of the others' corpora.
+        """One expert, and what is here of all domains.
 
         The same first weights are made by all that come to an expert that nobody has begun.
         """
@@ -479,17 +479,12 @@ class RealProvision:
 
         shape = PartShape.of_whole_model(spec)
         own = self._supplies(spec, corpus, shape, beginning_with(Fresh(make)), None)
-        kept = [kept_corpus(self._cache_dir, each.data.manifest or "") for each in run.models]
-        others = [each for each in kept if each and each.manifest_digest != corpus.manifest_digest]
-        blobs = {name: path for each in (*others, corpus) for name, path in each.blobs.items()}
-        return replace(
-            own,
-            part=part_of_expert(number),
-            blobs={**own.blobs, **blobs},
-            others=tuple(map(open_store, others)),
-            held_out=tuple(_held_out_of(run, kept)),
-            vocabulary_size=corpus.manifest.vocabulary_size,
-        )
+        domains = Domains(run, self._cache_dir, self._work, own.blobs, own.stores)
+        await domains.look()
+        own = replace(own, blobs=domains.blobs, stores=domains.stores, domains=domains)
+        words = corpus.manifest.vocabulary_size
+        held_out = held_out_in(run, domains)
+        return replace(own, part=part_of_expert(number), held_out=held_out, vocabulary_size=words)
 
     async def obtain(self, spec: RunSpec, source: BlobSource, choose_part: ChoosePart) -> Supplies:
         """Take the corpus from here or from a peer; of a pipeline, the stage that needs us most."""
@@ -561,6 +556,7 @@ class RealProvision:
         tokenizer = tokenizer_path(self._cache_dir, corpus.manifest.tokenizer_digest)
         if tokenizer.is_file():
             blobs[corpus.manifest.tokenizer_digest] = tokenizer
+        store = open_store(corpus)
         return Supplies(
             engine,
             blobs,
@@ -569,7 +565,8 @@ class RealProvision:
             beginning=beginning,
             part=WHOLE_MODEL if stage is None else part_of_stage(stage),
             piece_blocks=corpus.manifest.piece_blocks,
-            store=open_store(corpus),
+            store=store,
+            stores={store.manifest.name: store},
         )
 
     def _trainer_settings(
@@ -588,15 +585,25 @@ class RealProvision:
         )
 
 
-def _held_out_of(run: RunSpec, kept: Iterable[KeptCorpus | None]) -> Iterator[HeldOutBlocks]:
-    """The blocks that are measured, of each domain whose held-out blocks are here."""
-    for number, (expert, corpus) in enumerate(zip(run.experts, kept, strict=True)):
-        if corpus is not None:
-            made_of = corpus.manifest
-            blocks = claimed_blocks(made_of.held_out_blocks, made_of.context_length)
-            shape = blocks, made_of.context_length + 1
-            tokens = np.fromfile(corpus.held_out, made_of.dtype, count=shape[0] * shape[1])
-            yield HeldOutBlocks(number, expert.name, made_of.held_out, tokens.reshape(shape))
+def held_out_in(run: RunSpec, domains: Domains) -> HeldOut:
+    """The blocks that are measured, of each domain whose held-out blocks have come by then."""
+    found = dict[int, HeldOutBlocks]()
+
+    def look() -> Sequence[HeldOutBlocks]:
+        for number, corpus in domains.here.items():
+            if number not in found:
+                found[number] = _blocks_of(number, run.experts[number].name, corpus)
+        return tuple(found.values())
+
+    return look
+
+
+def _blocks_of(number: int, name: str, corpus: KeptCorpus) -> HeldOutBlocks:
+    made_of = corpus.manifest
+    blocks = claimed_blocks(made_of.held_out_blocks, made_of.context_length)
+    shape = blocks, made_of.context_length + 1
+    tokens = np.fromfile(corpus.held_out, made_of.dtype, count=shape[0] * shape[1])
+    return HeldOutBlocks(number, name, made_of.held_out, tokens.reshape(shape))
 
 
 def _shape(created: ModelCreated) -> PartShape:

@@ -14,6 +14,7 @@ import trio
 from peer.facts import Facts, Meetings, PeerState
 from peer.network.reachability import Scope, address_to_join, scope_of
 from peer.observe.events import EventLog
+from peer.observe.experts import ExpertBoard
 from peer.observe.history import SAMPLE_EVERY_S, History
 from peer.observe.metrics import Metrics, Now
 from peer.observe.pairs import pairs_json
@@ -93,6 +94,7 @@ class Report:
         self._watched = Watched()
         self._started_s = trio.current_time()
         self._history = History()
+        self._experts = ExpertBoard()
         self._recent: Status | None = None
         self._recent_s = 0.0
         self.metrics_url: str | None = None
@@ -150,6 +152,7 @@ class Report:
             metrics=self.metrics_url,
             part=facts.held.group.part if facts.held else None,
             expert=facts.expert,
+            experts=self._experts.look(facts, alive),
             microbatches={str(what): count for what, count in facts.microbatches.items()},
             pipeline=facts.pipeline.to_json() if facts.holds_stage else None,
             amendments=amendments_json(facts.spec),

@@ -49,6 +49,7 @@ from protocol.schedule.rounds import is_lost, lost_lag
 
 from .beginning import Arrival, Beginning, FirstState
 from .bootstrap import Bootstrap
+from .domains import BlobsOfPeers
 from .entry import (
     CheckSpec,
     Entered,
@@ -125,7 +126,7 @@ async def come_back(
         supplies = await obtain(NoSource())
     except Refused:
         facts.now_doing("fetching the data")
-        supplies = await parts.sources.fetch(obtain, parts.roster)
+        supplies = await obtain(BlobsOfPeers(parts, parts.sources, expert=facts.expert))
     founder = parts.keys.founder
     is_founder = founder is not None and founder.public_key == signed.founder_public_key
     remake = supplies.remake if is_founder else None

@@ -241,6 +241,7 @@ class CorpusFacts:
         only_here: on no other machine that we have asked.
         fetched_bytes: from other peers.
         waited_s: time for which training stood still for pieces.
+        unheld: what we wait for and nobody has, in a sentence; empty where somebody has it.
     """
 
     pieces: int = 0
@@ -248,6 +249,7 @@ class CorpusFacts:
     only_here: int = 0
     fetched_bytes: int = 0
     waited_s: float = 0.0
+    unheld: str = ""
 
 
 @dataclass(slots=True)
@@ -344,7 +346,8 @@ class Facts:
         distances: `replica_distance` after each of the last averages, with its nominal step.
         deaths: trio's time of the trainer's last deaths, and their reasons, oldest first.
         micro_batches: sequences that the first and the newest trainer take at a time.
-        losses_of_domains: of an expert's slow weights, by the number of the domain's expert.
+        losses_of_domains: of an expert's slow weights, by the number of the domain's expert;
+            losses_together those of the ensemble, by the last `eval` here.
         losses: `validation_loss` of late, oldest first; `lowest_loss` of all.
         clock_ahead_s: how far the clocks of the peers that we have dialled are ahead of ours.
         replica_loss: validation loss of our own replica before the final averaging.
@@ -413,6 +416,7 @@ class Facts:
     validation_loss: float | None = None
     validation_round: int | None = None
     losses_of_domains: dict[int, float] = field(default_factory=dict)
+    losses_together: dict[int, float] = field(default_factory=dict)
     replica_distance: float | None = None
     spec: AmendedSpec | None = None
     held: HeldPart | None = None

@@ -61,6 +61,11 @@ class EventName(StrEnum):
     PIECES_AWAITED = "PiecesAwaited"
     PIECE_FAILED = "PieceFailed"
     DISK_REFUSED = "DiskRefused", "the disk refused piece {piece} of the corpus: {detail}"
+    CORPUS_UNHELD = "CorpusUnheld", "{detail}"
+    DOMAIN_MISSING = (
+        "DomainMissing",
+        "what is held out of the domain of expert {expert} is not here yet: {detail}",
+    )
     STAGE_REBUILT = "StageRebuilt", "rebuilt stage {stage} from its neighbours"
     STAGE_LEFT_OUT = "StageLeftOut", "no peer holds stage {stage}; training continues without it"
     REPLICAS_DIFFER = (

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from peer.facts import CheckpointOutcome, Facts, PeerState
 from peer.runtime import NetworkStatistics
+from protocol.experts.matrix import ENSEMBLE
 from protocol.membership.book import Fault
 from protocol.membership.dial_back import Reach
 from protocol.microbatch.core import Counted
@@ -140,6 +141,23 @@ def _of_the_run(now: Now) -> dict[str, Row]:
         "loco_other_group_refused": _counter(
             "Proposals, contributions and requests that were meant for another group.",
             facts.refused[RefusalReason.OTHER_GROUP],
+        ),
+    }
+
+
+def _of_experts(experts: Mapping[str, Any]) -> dict[str, Row]:
+    names = experts["names"]
+    rows = zip((*names, ENSEMBLE), (*experts["losses"], experts["together"]), strict=True)
+    losses = {(of, on): loss for of, row in rows for on, loss in zip(names, row, strict=True)}
+    return {
+        "loco_expert_loss{expert,domain}": _gauge(
+            "Loss of an expert on the held-out blocks of a domain, in nats per token, as its peers"
+            " tell; of the ensemble as the last eval here has found.",
+            losses,
+        ),
+        "loco_expert_gain{expert}": _gauge(
+            "Fall of an expert's loss on its own domain per FLOP, over its last validations.",
+            dict(zip(names, experts["gains"], strict=True)),
         ),
     }
 
@@ -319,6 +337,8 @@ class Metrics(Collector):
         facts = now.facts
         rows = _of_training(now) | _of_the_run(now) | _of_averaging(now) | _of_packing(now)
         rows |= _of_stages(now) if facts.holds_stage else {}
+        experts = now.status.experts
+        rows |= _of_experts(experts) if experts is not None else {}
         rows |= _of_the_network(now) | _of_faults(now)
         loops = [facts.loops.get(of, "").partition(":")[0] for of in ("trainer", "daemon")]
         rows["loco_build_info{version,trainer_codec,daemon_codec}"] = _gauge(

@@ -16,7 +16,7 @@ from peer.facts import RECENT_DEATHS, RECENT_LOSSES, RECENT_ROUNDS, Facts, PeerS
 from protocol.membership.dial_back import Reach
 from protocol.membership.group import Group
 from protocol.membership.view import Member
-from protocol.names import short_id, size_text
+from protocol.names import NAMED, short_id, size_text
 from protocol.run.layout import part_of_stage
 
 ALONE_ROUNDS: Final = 3
@@ -36,8 +36,6 @@ GROWN: Final = 3.0
 """Times the distance of replicas that they had a while ago; a falling rate makes it smaller."""
 FULL_LINE: Final = 0.9
 CHECKPOINTS_LEFT: Final = 2
-NAMED: Final = 3
-"""Peers, and addresses, that a sentence names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +250,7 @@ CONDITIONS: Final[dict[str, Callable[[Observed], str]]] = {
     "refused": _refused,
     "split": _split,
     "stage-unheld": _stage_unheld,
+    "corpus-unheld": lambda seen: seen.facts.corpus.unheld,
     "trainer-dies": _trainer_dies,
     "loss-not-finite": _loss_not_finite,
     "loss-rising": _loss_rising,

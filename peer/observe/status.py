@@ -14,6 +14,7 @@ from protocol.outcomes import SkipReason
 from protocol.routing.measures import LinkTimes
 from protocol.run.amendments import AmendedSpec
 
+from .experts import matrix_lines
 from .problems import PeerProblem
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ class Status:
         metrics: URL of the Prometheus endpoint.
         part: of the model that this peer holds, `model`, `stage/N` or `expert/N`.
         expert: the name of that one.
+        experts: `ExpertBoard.look`.
         microbatches: what has happened to them here, where the part is a stage.
         pipeline: `PipelineFacts.to_json`, there.
         amendments: `amendments_json`.
@@ -193,6 +195,7 @@ class Status:
     metrics: str | None = None
     part: str | None = None
     expert: str | None = None
+    experts: Mapping[str, Any] | None = None
     microbatches: Mapping[str, int] = field(default_factory=dict)
     pipeline: Mapping[str, Any] | None = None
     amendments: tuple[Mapping[str, Any], ...] = ()
@@ -314,6 +317,7 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("rounds", rounds_line(status.outcomes)),
         *(("amended", line) for line in amendment_lines(status.amendments)),
         *_part(status),
+        *_experts(status),
         ("codec", status.codec or "-"),
         ("reachable", "-" if status.reach is None else reach_line(status.reach)),
         ("address", (status.address or "-") + note),
@@ -337,6 +341,12 @@ def _part(status: Status) -> list[tuple[str, str]]:
         ("holds", f"{status.part}; microbatches: {counted or 'none'}"),
         *pipeline_lines(status.pipeline or {}),
     ]
+
+
+def _experts(status: Status) -> list[tuple[str, str]]:
+    if status.experts is None:
+        return []
+    return [("losses", "\n".join(matrix_lines(status.experts)))]
 
 
 def rounds_line(outcomes: Outcomes) -> str:

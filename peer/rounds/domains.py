@@ -4,7 +4,7 @@ A peer measures its slow weights on one domain after another, its own one first,
 validates; so the matrix costs what validation costs. At the end of training it measures all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,33 +52,36 @@ class ToldLogProbs:
         return -float(self.log_probs.mean(dtype=np.float64))
 
 
+HeldOut = Callable[[], Sequence[HeldOutBlocks]]
+"""The domains whose held-out blocks are here by now, ours among them."""
+
+
 @dataclass(eq=False)
-class Domains:
-    """The domains whose held-out blocks are here.
+class MeasuredDomains:
+    """The domains that our expert is measured on.
 
     Args:
         own: the number of our expert.
-        held_out: each of them at most once.
 
     Attributes:
         told: the newest of each domain, by digest.
     """
 
     own: int
-    held_out: Sequence[HeldOutBlocks]
+    held_out: HeldOut
     slow_P: Float32Vector
     told: dict[str, ToldLogProbs] = field(default_factory=dict)
+    _turns: int = 0
 
-    def __post_init__(self) -> None:
-        ours = [each for each in self.held_out if each.number == self.own]
-        others = [each for each in self.held_out if each.number != self.own]
-        self.in_turn = (*ours, *others)
-        self._turns = 0
+    @property
+    def in_turn(self) -> Sequence[HeldOutBlocks]:
+        """Ours first."""
+        return sorted(self.held_out(), key=lambda each: (each.number != self.own, each.number))
 
     def next(self) -> HeldOutBlocks:
-        domain = self.in_turn[self._turns % len(self.in_turn)]
+        here = self.in_turn
         self._turns += 1
-        return domain
+        return here[(self._turns - 1) % len(here)]
 
     def stamp(self) -> str:
         """A name of the weights as they lie there now."""

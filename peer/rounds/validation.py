@@ -17,7 +17,7 @@ import trio
 from peer.observe.event_names import EventName
 from peer.training.messages import Evaluate, Evaluated
 
-from .domains import Domains, HeldOutBlocks, ToldLogProbs
+from .domains import HeldOutBlocks, MeasuredDomains, ToldLogProbs
 from .surroundings import Surroundings
 from .way import TrainerLine
 
@@ -45,7 +45,7 @@ class Validation:
     """
 
     def __init__(
-        self, every_rounds: int, around: Surroundings, domains: Domains | None = None
+        self, every_rounds: int, around: Surroundings, domains: MeasuredDomains | None = None
     ) -> None:
         self._every_rounds = every_rounds
         self._facts, self._events = around.facts, around.events

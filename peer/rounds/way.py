@@ -29,7 +29,7 @@ from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.rounds import RoundPlan
 
-from .domains import Domains
+from .domains import MeasuredDomains
 from .shares import DataShares
 from .surroundings import Surroundings
 
@@ -177,7 +177,7 @@ class AveragingParts:
     convict: Callable[[PeerId], None]
     proofs: ProofFile
     microbatches: Microbatches | None = None
-    domains: Domains | None = None
+    domains: MeasuredDomains | None = None
 
     @property
     def spec(self) -> RunSpec:

@@ -182,7 +182,7 @@ class SimulatedProvision:
             for of, each in enumerate(spec.experts)
         ]
         return replace(
-            own, part=part_of_expert(number), held_out=tuple(held_out), vocabulary_size=256
+            own, part=part_of_expert(number), held_out=lambda: held_out, vocabulary_size=256
         )
 
     def _supplies(self, spec: RunSpec, corpus: bytes, beginning: Beginning) -> Supplies:

@@ -17,8 +17,10 @@ of their budgets.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median_low
 from typing import Final
 
 WINDOW: Final = 8
@@ -26,6 +28,9 @@ WINDOW: Final = 8
 LEAST_POINTS: Final = 3
 """Two points have a slope, and no error."""
 SURE: Final = 2.0
+PETA: Final = 1e15
+SAME_SHARE: Final = 0.1
+"""Experts whose shares of their budgets differ by less than this stand at the same share."""
 ENSEMBLE: Final = "ensemble"
 Loss = float | None
 """None: not measured yet."""
@@ -55,17 +60,18 @@ class Matrix:
         known = [row[domain] for _, row in self.rows]
         return min((loss for loss in known if loss is not None), default=None)
 
-    def lines(self) -> Iterator[str]:
-        """The matrix as text, with stars."""
+    def lines(self, gains: Sequence[float | None] = ()) -> Iterator[str]:
+        """The matrix as text, with stars, and each expert's gain, nats per PETA FLOPs."""
         cells = [
             [self._cell(row[at], at) for at in range(len(self.domains))] for _, row in self.rows
         ]
-        names = [name for name, _ in self.rows]
-        wide = max(map(len, names))
-        widths = [max(len(name) + 1, 7) for name in self.domains]
-        for name, row in zip(
-            ["", *names], [[f"{each} " for each in self.domains], *cells], strict=True
-        ):
+        names, heads = [name for name, _ in self.rows], [f"{each} " for each in self.domains]
+        if any(gain is not None for gain in gains):
+            heads.append("gain ")
+            for row, gain in zip(cells, (*gains, None), strict=True):
+                row.append("- " if gain is None else f"{gain * PETA:.3g} ")
+        wide, widths = max(map(len, names)), [max(len(head), 7) for head in heads]
+        for name, row in zip(["", *names], [heads, *cells], strict=True):
             yield "  ".join(
                 [name.ljust(wide), *(c.rjust(w) for c, w in zip(row, widths, strict=True))]
             )
@@ -74,6 +80,12 @@ class Matrix:
         if loss is None:
             return "- "
         return f"{loss:.4f}{'*' if loss == self.best(domain) else ' '}"
+
+
+def losses_of_expert(told: Sequence[Mapping[int, float]], domains: int) -> tuple[Loss, ...]:
+    """An expert's row: the middle of what its peers tell, so that one liar moves little."""
+    heard = ([each[domain] for each in told if domain in each] for domain in range(domains))
+    return tuple(median_low(losses) if losses else None for losses in heard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +111,29 @@ def gain_of(curve: Sequence[tuple[float, float]]) -> MarginalGain | None:
     return MarginalGain(-slope, math.sqrt(misses / (count - 2) / spread))
 
 
+@dataclass(slots=True)
+class LossCurve:
+    """An expert's loss on its own domain, by the FLOPs that went into it.
+
+    Attributes:
+        share: of its budget that is spent.
+    """
+
+    points: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    share: float = 0.0
+
+    def note(self, share: float, budget: float, loss: Loss) -> None:
+        """Take a loss, if it is a new one of a later time."""
+        self.share = share
+        newest = self.points[-1] if self.points else (-1.0, None)
+        if loss is not None and loss != newest[1] and share * budget > newest[0]:
+            self.points.append((share * budget, loss))
+
+    @property
+    def gain(self) -> MarginalGain | None:
+        return gain_of(tuple(self.points))
+
+
 @dataclass(frozen=True, slots=True)
 class Advice:
     """To move FLOPs from one expert to another, and by how much a FLOP lowers the sum of losses."""
@@ -118,3 +153,10 @@ def advice_of(gains: Mapping[str, MarginalGain]) -> Advice | None:
     if difference <= SURE * math.hypot(least.error, most.error):
         return None
     return Advice(order[0], order[-1], difference)
+
+
+def advice_at_one_share(curves: Mapping[str, LossCurve]) -> Advice | None:
+    """The same, among experts that have spent as much of their budgets as the first of them."""
+    most = max((curve.share for curve in curves.values()), default=0.0)
+    near = {name: each.gain for name, each in curves.items() if most - each.share < SAME_SHARE}
+    return advice_of({name: gain for name, gain in near.items() if gain is not None})

@@ -122,3 +122,28 @@ def spec_in_place(folder: Path) -> str:
     short, spec = (folder / "code.txt").read_text(), spec_in(folder)
     (folder / "code.txt").write_text(short)
     return spec
+
+
+def test_held_out_blocks_outlive_the_founder_and_missing_texts_are_told(tmp_path: Path) -> None:
+    with open_swarm(tmp_path, spec_in(tmp_path)) as swarm:
+        swarm.found()
+        first = join(swarm, swarm.founder, "code1")
+        first.wait_event(EventName.ROUND_CLOSED, START_S, round=1)
+        corpora = sorted(path.name for path in swarm.founder.home.cache_dir.glob("corpus-*"))
+        assert len(corpora) == 2
+        first.wait_for("both domains", lambda: _domains(first) == corpora, START_S)
+        swarm.founder.kill()
+        arguments = ("join", "--bootstrap", first.address, "--expert", "general")
+        late = swarm.launch("late", *arguments)
+        told = late.wait_event(EventName.CORPUS_UNHELD, START_S)
+        assert told["remotes"] == [first.peer_id]
+        assert "pieces of the corpus of the expert 'general'" in told["detail"]
+        assert "corpus-unheld" in [problem["name"] for problem in late.status()["problems"]]
+        assert _domains(late) == corpora, "the founder was not needed for these"
+        assert "texts with --data" in late.stderr
+
+
+def _domains(peer: Peer) -> list[str]:
+    """Corpora of which a peer's cache has the manifest and the held-out blocks."""
+    found = peer.home.cache_dir.glob("corpus-*/held-out")
+    return sorted(path.parent.name for path in found if (path.parent / "manifest").is_file())

@@ -1,0 +1,67 @@
+"""The experts of a run as one peer sees them: their losses, and where more steps would pay.
+
+It is made of what all tell in their beats, and of the ensemble's losses that `loco-peer eval` has
+found here last. Curves begin with this daemon.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import median_low
+from typing import Any
+
+from peer.facts import Facts
+from protocol.experts.matrix import LossCurve, Matrix, advice_at_one_share, losses_of_expert
+from protocol.membership.group import Group
+from protocol.membership.view import Member
+from protocol.run.layout import part_of_expert
+from protocol.run.needs import training_flops
+from protocol.run.run_spec import RunSpec
+
+Told = tuple[int, Mapping[int, float]]
+"""Nominal step of a peer, and the losses of its expert by domain."""
+
+
+class ExpertBoard:
+    def __init__(self) -> None:
+        self._curves = dict[str, LossCurve]()
+
+    def look(self, facts: Facts, alive: Sequence[Member]) -> dict[str, Any] | None:
+        """What is known now (docs/watching.md); None where the run has no experts."""
+        if facts.spec is None or facts.run_id is None or not facts.spec.founding.experts:
+            return None
+        spec = facts.spec.founding
+        names = tuple(expert.name for expert in spec.experts)
+        told = [self._told(facts, alive, number) for number in range(len(names))]
+        rows = [losses_of_expert([losses for _, losses in each], len(names)) for each in told]
+        for number, (name, each) in enumerate(zip(names, told, strict=True)):
+            if each:
+                self._note(spec.of_expert(number), name, each, rows[number][number])
+        gains = [self._curves[name].gain if name in self._curves else None for name in names]
+        advice = advice_at_one_share(self._curves)
+        return {
+            "names": names,
+            "losses": rows,
+            "together": [facts.losses_together.get(number) for number in range(len(names))],
+            "gains": [gain and gain.per_flop for gain in gains],
+            "advice": advice and [advice.source, advice.target],
+        }
+
+    def _told(self, facts: Facts, alive: Sequence[Member], number: int) -> list[Told]:
+        group = Group(facts.run_id or "", part_of_expert(number)).digest
+        others = [member.progress for member in alive if member.progress.group == group]
+        told = [(each.step, each.losses) for each in others]
+        own = [(facts.step, facts.losses_of_domains)] if facts.group == group else []
+        return [*own, *told]
+
+    def _note(self, spec: RunSpec, name: str, told: Sequence[Told], loss: float | None) -> None:
+        share = min(1.0, median_low([step for step, _ in told]) / spec.training.total_steps)
+        self._curves.setdefault(name, LossCurve()).note(share, training_flops(spec), loss)
+
+
+def matrix_lines(experts: Mapping[str, Any]) -> list[str]:
+    """The table for people, of what `look` tells."""
+    names, rows = tuple(experts["names"]), tuple(map(tuple, experts["losses"]))
+    lines = list(Matrix(names, names, rows, tuple(experts["together"])).lines(experts["gains"]))
+    if experts["advice"]:
+        source, target = experts["advice"]
+        lines.append(f"steps would pay more with {target} than with {source} (docs/experts.md)")
+    return lines
