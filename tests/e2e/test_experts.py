@@ -1,5 +1,6 @@
 """Two experts of two sizes in one swarm of real processes, each trained by those that name it."""
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,9 +8,9 @@ from typing import Final
 
 import pytest
 from swarm import RUN_SPEC, START_S, Peer, Swarm, open_swarm
-from transformers import AutoModelForCausalLM
 
 from peer.observe.event_names import EventName
+from peer.state.ensemble_reader import ExpertEnsemble
 from protocol.membership.group import Group
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -84,13 +85,20 @@ def test_each_expert_is_trained_by_its_own_peers_and_a_killed_one_comes_back(
     assert back.status()["expert"] == "code"
     founder.wait_for("it trains on", lambda: founder.status()["step"] > step, START_S)
     assert not founder.events(EventName.ROUND_AVERAGED), "it is the only one of its expert"
-    for peer, name in ((founder, "general"), (back, "code")):
-        folder = tmp_path / name
+    for peer, number in ((founder, 0), (back, 1)):
+        folder = tmp_path / f"from{number}"
         command = ("export", "--home", str(peer.home.root), "--hf", str(folder))
         ran = experts.loco(*command, timeout_s=START_S)
         assert ran.returncode == 0, ran.stderr
-        model = AutoModelForCausalLM.from_pretrained(folder)
-        assert model.config.num_hidden_layers == LAYERS[name]
+        ensemble = ExpertEnsemble(folder)
+        layers = [model.config.num_hidden_layers for model in ensemble.models]
+        assert dict(zip(ensemble.names, layers, strict=True)) == LAYERS
+        assert ensemble.loss("def f7(x): return x + 7") < math.log(256)
+    said = ("--prompt", "def f7(x): ret", "--tokens", "8", "--temperature", "0")
+    ran = experts.loco("generate", "--home", str(founder.home.root), *said, timeout_s=START_S)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip()
+    assert "left out" not in ran.stderr
     command = ("start", "--home", str(second.home.root), "--expert", "general")
     refused = experts.loco(*command, timeout_s=START_S)
     assert refused.returncode == 2
