@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from ensemble_worlds import export_of, run_with
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, MixtralForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, MixtralForCausalLM, Qwen2Config
 
 from peer.state.ensemble_reader import ExpertEnsemble
 from peer.state.moe import Domain, NoMixture, compared, merged
@@ -86,7 +86,6 @@ def test_one_expert_and_other_families_make_none(tmp_path: Path) -> None:
     with pytest.raises(NoMixture, match="code is the only one that answers"):
         merged(one, domains_of(one.names), tmp_path / "moe")
     ensemble = ExpertEnsemble(folder)
-    assert isinstance(ensemble.models[1], LlamaForCausalLM)
     ensemble.models[1].config = Qwen2Config()
     with pytest.raises(NoMixture, match="code is a 'qwen2' model"):
         merged(ensemble, domains_of(ensemble.names), tmp_path / "moe")
