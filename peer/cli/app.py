@@ -321,7 +321,7 @@ def export(
         bool, opt.option("--swarm", "", "Export the mean of all peers that can be reached.")
     ] = False,
     experts: Annotated[
-        str | None, opt.option("--experts", "NAME,...", "Only these experts. Default: all.")
+        str | None, opt.option("--experts", "NAME,NAME", "Only these experts. Default: all.")
     ] = None,
     as_moe: Annotated[
         bool, opt.option("--as-moe", "", "Write one Mixtral of the experts, if it is any good.")

@@ -54,7 +54,7 @@ MERGE_BLOCKS: Final = 64
 """Held-out blocks of each domain: half of them for the gates, half to measure with."""
 
 SCORED_TOKENS: Final = 4096
-"""Of the end of a prompt: they tell experts apart, and fit a request to the daemon."""
+"""The end of a prompt tells experts apart, and fits a request to the daemon."""
 
 
 @dataclass(frozen=True, slots=True)

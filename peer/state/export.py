@@ -237,7 +237,7 @@ class ExportedModel:
 def continue_together(
     ensemble: ExpertEnsemble, prompt: str, sampling: Sampling, write: Callable[[str], None]
 ) -> None:
-    """As `ExportedModel.continue_text`, by all experts of an ensemble."""
+    """Write what follows the prompt by all experts; the rest is `ExportedModel.continue_text`'s."""
     writer: Any = _Writer(ensemble.tokenizer, write, skip_prompt=False)
     for token in ensemble.continued(prompt, *astuple(sampling)):
         writer.put(torch.tensor([token]))

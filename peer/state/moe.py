@@ -35,7 +35,7 @@ from .export_folder import MARKER
 
 RIDGE: Final = 0.01
 TEMPERATURE: Final = 0.1
-"""Of the gate: the smaller, the surer it is of its best experts."""
+"""The smaller, the surer a gate is of its best experts."""
 ENSEMBLE: Final = "ensemble"
 MIXTURE: Final = "mixture"
 _FEED_FORWARD: Final = {"mlp.gate_proj": "w1", "mlp.up_proj": "w3", "mlp.down_proj": "w2"}
@@ -137,7 +137,7 @@ def _mixtral_config(config: LlamaConfig, experts: int, top: int) -> MixtralConfi
 def _merged_tensors(
     states: Sequence[dict[str, torch.Tensor]], config: LlamaConfig
 ) -> dict[str, torch.Tensor]:
-    """By the names that a Mixtral has on the disk, in every version of transformers."""
+    """The mixture by the names that it has on the disk, in every version of transformers."""
     merged_, experts = dict[str, torch.Tensor](), len(states)
     for name in states[0]:
         block, _, matrix = name.removesuffix(".weight").partition(".mlp.")
@@ -164,7 +164,7 @@ def _save(tensors: dict[str, torch.Tensor], folder: Path) -> None:
 # --- gates ----------------------------------------------------------------------------------------
 @torch.no_grad()
 def _gates(mixture: Any, domains: Sequence[Domain]) -> dict[str, torch.Tensor]:
-    """Of each block, so that tokens of a domain go to its expert.
+    """The gate of each block, which sends tokens of a domain to its expert.
 
     Inputs are those in the mixture without gates, where all experts are alike to it.
     """

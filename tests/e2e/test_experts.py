@@ -85,24 +85,28 @@ def test_each_expert_is_trained_by_its_own_peers_and_a_killed_one_comes_back(
     assert back.status()["expert"] == "code"
     founder.wait_for("it trains on", lambda: founder.status()["step"] > step, START_S)
     assert not founder.events(EventName.ROUND_AVERAGED), "it is the only one of its expert"
-    for peer, number in ((founder, 0), (back, 1)):
-        folder = tmp_path / f"from{number}"
-        command = ("export", "--home", str(peer.home.root), "--hf", str(folder))
-        ran = experts.loco(*command, timeout_s=START_S)
-        assert ran.returncode == 0, ran.stderr
-        ensemble = ExpertEnsemble(folder)
-        layers = [model.config.num_hidden_layers for model in ensemble.models]
-        assert dict(zip(ensemble.names, layers, strict=True)) == LAYERS
-        assert ensemble.loss("def f7(x): return x + 7") < math.log(256)
-    said = ("--prompt", "def f7(x): ret", "--tokens", "8", "--temperature", "0")
-    ran = experts.loco("generate", "--home", str(founder.home.root), *said, timeout_s=START_S)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.strip()
-    assert "left out" not in ran.stderr
     command = ("start", "--home", str(second.home.root), "--expert", "general")
     refused = experts.loco(*command, timeout_s=START_S)
     assert refused.returncode == 2
     assert "trains the expert 'code'; leave the option out" in refused.stderr
+
+
+def test_all_are_exported_from_one_home_and_answer_together(experts: Swarm, tmp_path: Path) -> None:
+    founder, folder = experts.founder, tmp_path / "hf"
+    code = join(experts, founder, "code3")
+    code.wait_event(EventName.ROUND_OPENED, START_S)
+    home = ("--home", str(founder.home.root))
+    ran = experts.loco("export", *home, "--hf", str(folder), timeout_s=START_S)
+    assert ran.returncode == 0, ran.stderr
+    ensemble = ExpertEnsemble(folder)
+    layers = [model.config.num_hidden_layers for model in ensemble.models]
+    assert dict(zip(ensemble.names, layers, strict=True)) == LAYERS
+    assert ensemble.loss("def f7(x): return x + 7") < 1.1 * math.log(256)
+    said = ("--prompt", "def f7(x): ret", "--tokens", "8", "--temperature", "0")
+    ran = experts.loco("generate", *home, *said, timeout_s=START_S)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip()
+    assert "left out" not in ran.stderr
 
 
 def test_a_joiner_is_told_the_names(experts: Swarm) -> None:
