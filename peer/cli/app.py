@@ -322,17 +322,23 @@ def export(
     swarm: Annotated[
         bool, opt.option("--swarm", "", "Export the mean of all peers that can be reached.")
     ] = False,
+    experts: Annotated[
+        str | None, opt.option("--experts", "NAME,NAME", "Only these experts. Default: all.")
+    ] = None,
+    as_moe: Annotated[
+        bool, opt.option("--as-moe", "", "Write one Mixtral of the experts, if it is any good.")
+    ] = False,
     home: opt.Home = None,
 ) -> None:
-    """Export the current slow weights of this peer, or the mean of all peers."""
+    """Export the slow weights of this peer, the mean of all peers, or all experts of the run."""
     from .client import check_exportable, home_of
 
     opt.check_folder(hf, "--hf")
     own = home_of(home)
     check_exportable(own, swarm=swarm)
-    from .export import export_checkpoint, export_swarm  # imports torch
+    from .export_experts import export_run  # imports torch
 
-    (export_swarm if swarm else export_checkpoint)(own, hf)
+    export_run(own, hf, experts, swarm=swarm, as_moe=as_moe)
     print(f"wrote {hf}")
 
 

@@ -23,7 +23,7 @@ from peer.content.state_file import HEADER_BYTES, state_bytes
 from peer.observe.control import ControlFailed, NoDaemon, NotNow
 from peer.options.config import ConfigError
 from peer.process.bottom_line import shown
-from peer.state.checkpoints import OUTER_FILE, SLOW, CheckpointStore
+from peer.state.checkpoints import OUTER_FILE, SLOW, Checkpoint, CheckpointStore
 from peer.state.export import export_hugging_face
 from peer.state.home import Home, HomeError
 from peer.training.corpus.folder import describe_corpus, kept_corpus, open_corpus
@@ -42,7 +42,7 @@ from peer.training.tensor_file import FileUnusable, TensorFile
 from protocol.content.samples import MEAN_NATS, ROUNDING_NATS, Float32Vector, shares_by_loss
 from protocol.errors import LocoError
 from protocol.names import short_id
-from protocol.run.layout import Layout, stage_layouts, stage_of_part
+from protocol.run.layout import Layout, part_of_stage, stage_layouts, stage_of_part
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.progress import TaskProgress, Tell, nobody
 
@@ -112,17 +112,21 @@ def export_state(
                             f"fetching stage {stage}", stage, spec.pipeline.stages, "stages"
                         )
                     )
-                    wanted = {"stage": stage, "padded_parameters": part.padded_parameters}
-                    reply = told(home, "fetch_stage", STATE_TIMEOUT_S, **wanted)
-                    values = _taken(Path(reply["path"]))
+                    values = taken(Path(fetched(home, part_of_stage(stage), part)["path"]))
                 _place(weights_P, layout, values, part)
     except (ValueError, OSError) as error:
         raise ExportFailed(f"cannot export: {error}") from error
     tell(TaskProgress(f"writing {directory}"))
-    export_weights(home, weights_P, directory, written.get("round"), written.get("tokens"))
+    export_weights(home, spec, weights_P, directory, written.get("round"), written.get("tokens"))
 
 
-def _taken(path: Path) -> Float32Vector:
+def fetched(home: Home, part: str, layout: Layout) -> dict[str, Any]:
+    """What the daemon says of a part's weights that it has fetched; for their `path`, `taken`."""
+    wanted = {"part": part, "padded_parameters": layout.padded_parameters}
+    return told(home, "fetch_part", STATE_TIMEOUT_S, **wanted)
+
+
+def taken(path: Path) -> Float32Vector:
     """Read weights that the daemon has fetched for us, and remove their file. Raises OSError."""
     try:
         return np.fromfile(path, "<f4")
@@ -138,17 +142,21 @@ def _place(whole_P: Float32Vector, layout: Layout, values: Float32Vector, part: 
 
 
 def export_weights(
-    home: Home, weights_P: Float32Vector, directory: Path, round: int | None, tokens: int | None
+    home: Home,
+    spec: RunSpec,
+    weights_P: Float32Vector,
+    directory: Path,
+    round: int | None,
+    tokens: int | None,
 ) -> None:
     """Write a whole model's weights; raises as `export_checkpoint`."""
-    spec = spec_of(home)
     try:
         export_hugging_face(
             weights_P,
             spec,
             whole_layout(home, spec),
             directory,
-            tokenizer_json=_tokenizer_json(home, spec),
+            tokenizer_json=tokenizer_json_of(home, spec),
             round=round,
             tokens=tokens,
         )
@@ -178,7 +186,7 @@ def _vocabulary_size(home: Home, spec: RunSpec) -> int:
     return load_tokenizer(spec.data.tokenizer).vocabulary_size
 
 
-def _tokenizer_json(home: Home, spec: RunSpec) -> bytes | None:
+def tokenizer_json_of(home: Home, spec: RunSpec) -> bytes | None:
     if spec.data.tokenizer == BYTES:
         return None
     kept = tokenizer_path(home.cache_dir, spec.data.tokenizer_digest or "")
@@ -194,17 +202,29 @@ def _tokenizer_json(home: Home, spec: RunSpec) -> bytes | None:
 
 
 # --- kept export ----------------------------------------------------------------------------------
-def _export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
-    """Export the newest whole checkpoint. Raises `error`, the daemon's, where there is none."""
+def newest_kept(home: Home, part: str | None = None) -> Checkpoint | None:
+    """The newest whole checkpoint of the home's run, and of this part if one is given."""
 
     def refused(path: Path, why: str) -> None:
         print(f"{path} cannot be used: {why}", file=sys.stderr, flush=True)
 
     signed, store = home.run(), CheckpointStore(home.checkpoints_dir, keep=1)
-    found = None
-    if signed is not None:
-        part = signed.spec().part_named(home.expert()) if signed.spec().experts else None
-        found = store.newest_whole(signed.run_id, refused, part)
+    return None if signed is None else store.newest_whole(signed.run_id, refused, part)
+
+
+def slow_weights_of(kept: Checkpoint) -> Float32Vector:
+    """Raises ExportFailed: it is torn."""
+    weights_P = np.zeros(kept.manifest.padded_parameters, np.float32)
+    try:
+        TensorFile(kept.path / OUTER_FILE).read_into(SLOW, torch.from_numpy(weights_P))
+    except FileUnusable as torn:
+        raise ExportFailed(f"{kept.path}: {torn}") from torn
+    return weights_P
+
+
+def _export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
+    """Export the newest whole checkpoint. Raises `error`, the daemon's, where there is none."""
+    found = newest_kept(home)
     if found is None:
         raise type(error)(f"{error}; the home has no checkpoint either") from error
     manifest = found.manifest
@@ -215,12 +235,8 @@ def _export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
         cure = "try again when it trains" if is_running else "start it, to fetch the other stages"
         raise ExportFailed(f"{why}, and its checkpoint holds only stage {stage}: {cure}") from error
     print(f"{why}: taking its newest checkpoint, of {manifest}", file=sys.stderr, flush=True)
-    weights_P = np.zeros(manifest.padded_parameters, np.float32)
-    try:
-        TensorFile(found.path / OUTER_FILE).read_into(SLOW, torch.from_numpy(weights_P))
-    except FileUnusable as torn:
-        raise ExportFailed(f"{found.path}: {torn}") from torn
-    export_weights(home, weights_P, directory, manifest.round, manifest.tokens)
+    spec, weights_P = spec_of(home), slow_weights_of(found)
+    export_weights(home, spec, weights_P, directory, manifest.round, manifest.tokens)
 
 
 @contextmanager
@@ -295,7 +311,7 @@ def export_swarm(home: Home, directory: Path) -> None:
             raise ExportFailed(f"cannot export: {error}") from error
         print(f"{'mean':<9}{f'of {count}':>9}  {mean_loss:.4f}")
         tell(TaskProgress(f"writing {directory}"))
-        export_weights(home, mean_P, directory, written["round"], written["tokens"])
+        export_weights(home, spec, mean_P, directory, written["round"], written["tokens"])
 
 
 def _given(
@@ -323,7 +339,7 @@ def _given(
         except ControlFailed as error:
             print(f"{short_id(peer_id):<9}{'-':>9}  left out: {error}")
             continue
-        slow_P = _taken(Path(reply["path"]))[: layout.padded_parameters]
+        slow_P = taken(Path(reply["path"]))[: layout.padded_parameters]
         yield given(peer_id, reply["step"], slow_P)
 
 

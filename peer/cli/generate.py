@@ -3,6 +3,9 @@
 It takes an export, or makes one in the home for as long as it writes. Stages that are left out are
 not fetched, so they need no peer that holds them. What can be refused is refused before torch is
 imported.
+
+Experts are mixed here, token by token. Of a run's, one peer of each is asked what it makes of the
+prompt; only the best of them by the run's rule, two as a rule, are fetched.
 """
 
 from collections.abc import Collection
@@ -10,7 +13,7 @@ from pathlib import Path
 
 from peer.options.config import ConfigError
 from peer.process.bottom_line import shown
-from peer.state.export_folder import stages_of_export
+from peer.state.export_folder import holds_experts, stages_of_export
 from protocol.run.layout import DATA_STAGE
 
 from .client import check_exportable, home_of, spec_of
@@ -37,9 +40,14 @@ def write_text(
     check_left_out(without, spec_of(home).pipeline.stages)
     check_exportable(home)
     from .export import export_checkpoint, folder_in
+    from .export_experts import export_experts, run_of, suited
 
+    run = run_of(home)
     with folder_in(home) as folder:
-        export_checkpoint(home, folder / "hf", without)
+        if run.experts:
+            export_experts(home, folder / "hf", suited(home, run, prompt))
+        else:
+            export_checkpoint(home, folder / "hf", without)
         _write(folder / "hf", without, prompt, draw)
 
 
@@ -58,17 +66,35 @@ def check_left_out(without: Collection[int], stages: int) -> None:
 
 
 def _write(folder: Path, without: frozenset[int], prompt: str, draw: Draw) -> None:
+    together = holds_experts(folder)
     try:
-        check_left_out(without, stages_of_export(folder))
-        from peer.state.export import ExportedModel, Sampling
-
-        with shown("loading the model"):
-            model = ExportedModel(folder)
-        model.leave_out(without)
-        model.continue_text(prompt, Sampling(*draw), lambda text: print(text, end="", flush=True))
+        check_left_out(without, 1 if together else stages_of_export(folder))
+        (_write_together if together else _write_alone)(folder, without, prompt, draw)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
     print()
+
+
+def _write_alone(folder: Path, without: frozenset[int], prompt: str, draw: Draw) -> None:
+    from peer.state.export import ExportedModel, Sampling
+
+    with shown("loading the model"):
+        model = ExportedModel(folder)
+    model.leave_out(without)
+    model.continue_text(prompt, Sampling(*draw), _say)
+
+
+def _write_together(folder: Path, _: frozenset[int], prompt: str, draw: Draw) -> None:
+    from peer.state.ensemble_reader import ExpertEnsemble
+    from peer.state.export import Sampling, continue_together
+
+    with shown("loading the experts"):
+        ensemble = ExpertEnsemble(folder)
+    continue_together(ensemble, prompt, Sampling(*draw), _say)
+
+
+def _say(text: str) -> None:
+    print(text, end="", flush=True)
 
 
 def _numbers(text: str | None) -> frozenset[int]:

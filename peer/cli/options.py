@@ -282,7 +282,11 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
         "",
     ),
     "export": (
-        ("loco-peer export --hf checkpoint", "loco-peer export --hf checkpoint --swarm"),
+        (
+            "loco-peer export --hf checkpoint",
+            "loco-peer export --hf checkpoint --swarm",
+            "loco-peer export --hf checkpoint --experts general,code",
+        ),
         'loco-peer generate --hf checkpoint --prompt "def main"',
     ),
     "generate": (

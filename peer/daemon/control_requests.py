@@ -36,7 +36,7 @@ from protocol.run.amendments import (
     new_peers,
     value_of,
 )
-from protocol.run.layout import part_of_expert, part_of_stage
+from protocol.run.layout import part_of_expert
 from protocol.schedule.rounds import middle
 
 from .expert_requests import expert_claims
@@ -44,6 +44,7 @@ from .parts import PeerParts
 from .peer import Peer
 from .ports import Ports
 from .report import join_address
+from .scoring import scores_of
 from .sources import FETCH_WEIGHTS_S, weights_of
 
 MAX_NAMED: Final = 8
@@ -62,7 +63,8 @@ class ControlRequests:
             "snapshot": self.snapshot,
             "leave": self.leave,
             "write_state": self.write_state,
-            "fetch_stage": self.fetch_stage,
+            "fetch_part": self.fetch_part,
+            "score_text": self.score_text,
             "holders": self.holders,
             "fetch_weights": self.fetch_weights,
             "expert_claims": self.expert_claims,
@@ -94,20 +96,32 @@ class ControlRequests:
         scalars, part = manifest.scalars, self._held().group.part
         return {"path": str(path), "part": part, "round": scalars.round, "tokens": scalars.tokens}
 
-    async def fetch_stage(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Write the slow weights of a stage that other peers hold to a file. Raises LocoError."""
-        parts, stage = self._peer.parts, wanted["stage"]
+    async def fetch_part(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Write the slow weights of a stage, or of an expert, that other peers hold to a file.
+
+        Raises LocoError.
+        """
+        parts, part = self._peer.parts, wanted["part"]
         assert parts.facts.run_id is not None
-        view = View(parts.roster, Group(parts.facts.run_id, part_of_stage(stage)).digest)
+        named = part.replace("/", " ")
+        view = View(parts.roster, Group(parts.facts.run_id, part).digest)
         if not view.alive(trio.current_time()):
-            raise LocoError(f"no peer that we see holds stage {stage}; try again when one does")
+            raise LocoError(f"no peer that we see holds {named}; try again when one does")
         given = await weights_of(parts.sources, view, wanted["padded_parameters"])
         if given is None:
-            within = f"within {FETCH_WEIGHTS_S:.0f} s"
-            raise LocoError(f"nobody gave the weights of another stage {within}")
-        path = self._peer.settings.state_dir / f"stage-{stage}.f32"
-        await parts.work.run(given[1].tofile, path)
-        return {"path": str(path)}
+            raise LocoError(f"nobody gave the weights of {named} within {FETCH_WEIGHTS_S:.0f} s")
+        _, slow_P, told = given
+        path = self._peer.settings.state_dir / f"{part.replace('/', '-')}.f32"
+        await parts.work.run(slow_P.tofile, path)
+        return {"path": str(path), "round": told.round, "tokens": told.tokens}
+
+    async def score_text(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """What experts, named by their parts, say of each token of a text but the first."""
+        parts, tokens = self._peer.parts, np.array(wanted["tokens"], np.uint32)
+        scores = await scores_of(parts, self._held(), wanted["parts"], tokens, self._peer.score)
+        told = {part: each.tolist() for part, each in scores.items() if not isinstance(each, str)}
+        failed = {part: each for part, each in scores.items() if isinstance(each, str)}
+        return {"log_probs": told, "failed": failed}
 
     async def holders(self, _: dict[str, Any]) -> dict[str, Any]:
         alive = self._held().view.alive(trio.current_time())

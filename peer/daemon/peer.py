@@ -20,7 +20,7 @@ from peer.codec import MAIN_MEMORY, get_codec
 from peer.content.pieces import PieceFetcher
 from peer.content.service import ContentService
 from peer.content.state_file import StateManifest, copy_state, seal_state
-from peer.experts.conversation import ExpertService
+from peer.experts.conversation import ExpertService, Score
 from peer.facts import Facts, HeldPart, PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain, can_be_joined
@@ -76,6 +76,11 @@ class Peer:
     @property
     def service(self) -> ContentService | None:
         return None if self._training is None else self._training.service
+
+    @property
+    def score(self) -> Score | None:
+        """What our expert says of a text; None before there are weights, or without experts."""
+        return None if self._training is None else self._training.score
 
     @property
     def rounds(self) -> RoundLoop | None:
@@ -224,6 +229,7 @@ class Training:
         self.service.refused = facts.refused
         self.domains: MeasuredDomains | None = None
         self.rounds: RoundLoop | None = None
+        self.score: Score | None = None
 
     async def run(self) -> None:
         """Get a state, then run rounds until the run is over; goes on serving until cancelled."""
@@ -269,7 +275,7 @@ class Training:
 
         if self.domains is not None:
             longest, words = self._spec.model.context_length + 1, self._supplies.vocabulary_size
-            network, group = self._parts.network, self._held.group.digest
+            network, group, self.score = self._parts.network, self._held.group.digest, score
             service = ExpertService(network, group, self.domains.told, score, longest, words)
             await service.start()
 

@@ -413,6 +413,8 @@ async def export_finished(home: Home, folder: Path, events: EventLog) -> None:
     """
     command = [sys.executable, "-P", "-c", PROGRAM, "export"]
     command += ["--home", str(home.root), "--hf", str(folder)]
+    own = home.expert()  # others may be done earlier or later
+    command += [] if own is None else ["--experts", own]
     try:
         ran = await trio.run_process(
             command,

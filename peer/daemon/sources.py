@@ -98,7 +98,7 @@ class Sources:
         waits, final = BackOff(SOURCE_PAUSE_S, MAX_SOURCE_PAUSE_S), dict[PeerId, LocoError]()
         until_s = trio.current_time() + patience_s
         while True:
-            sources = _in_order(among, self._facts.peer_id, preferred)
+            sources = in_order(among, self._facts.peer_id, preferred)
             if not sources:
                 self._facts.now_doing("waiting for a peer that could help")
             for peer_id in sources:
@@ -133,7 +133,7 @@ class Sources:
         `ask` says whether the peer has helped; where it has not, the next one is asked. Of a large
         swarm few are asked, for each works for us, whether it helps in the end or not.
         """
-        others = _in_order(among, self._facts.peer_id, None)
+        others = in_order(among, self._facts.peer_id, None)
         others = [peer_id for peer_id in others if peer_id not in apart_from]
         waiting = iter(others[: TRIES_FOR_ONE * most])
 
@@ -151,7 +151,7 @@ class Sources:
                 nursery.start_soon(help_)
 
 
-def _in_order(among: Roster | View, own_id: PeerId, preferred: PeerId | None) -> list[PeerId]:
+def in_order(among: Roster | View, own_id: PeerId, preferred: PeerId | None) -> list[PeerId]:
     """Everybody alive who may have what we need, in the order in which to ask.
 
     `preferred` comes first, then those in the middle of the steps that all claim, then the others;

@@ -13,7 +13,7 @@ the same machine and versions.
 import json
 import shutil
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +38,7 @@ from protocol.content.samples import Float32Vector
 from protocol.run.layout import Layout, stage_layers
 from protocol.run.run_spec import RunSpec
 
+from .ensemble_reader import USUAL_TOKENS, ExpertEnsemble
 from .export_folder import MARKER, check_export_folder, stages_of_export
 
 _WEIGHTS: Final = "model.safetensors"
@@ -142,7 +143,6 @@ def _move_files(source: Path, out_dir: Path) -> None:
         path.replace(out_dir / path.name)
 
 
-USUAL_TOKENS: Final = 200
 LEAST_TEMPERATURE: Final = 1e-3
 """Below it the likeliest token is all but certain, and the quotients overflow."""
 
@@ -234,9 +234,21 @@ class ExportedModel:
         return min(room, USUAL_TOKENS) if wanted is None else wanted
 
 
+def continue_together(
+    ensemble: ExpertEnsemble, prompt: str, sampling: Sampling, write: Callable[[str], None]
+) -> None:
+    """Write what follows the prompt by all experts; the rest is `ExportedModel.continue_text`'s."""
+    writer: Any = _Writer(ensemble.tokenizer, write, skip_prompt=False)
+    for token in ensemble.continued(prompt, *astuple(sampling)):
+        writer.put(torch.tensor([token]))
+    writer.end()
+
+
 class _Writer(TextStreamer):
-    def __init__(self, tokenizer: Any, write: Callable[[str], None]) -> None:
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    def __init__(
+        self, tokenizer: Any, write: Callable[[str], None], *, skip_prompt: bool = True
+    ) -> None:
+        super().__init__(tokenizer, skip_prompt=skip_prompt, skip_special_tokens=True)
         self._write = write
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:

@@ -304,7 +304,7 @@ class ExpertSection(Section):
     Sections are whole here and in signed bytes; people write what differs.
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")]
     """For people: letters, digits, '.', '_' and '-'."""
     source: str | None = None
     """Its domain, as data.source; the generalist's is data.source itself."""

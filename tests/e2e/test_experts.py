@@ -1,5 +1,6 @@
 """Two experts of two sizes in one swarm of real processes, each trained by those that name it."""
 
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from swarm import RUN_SPEC, START_S, Peer, Swarm, open_swarm
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from peer.observe.event_names import EventName
+from peer.state.ensemble_reader import ExpertEnsemble
 from protocol.membership.group import Group
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -88,13 +90,6 @@ def test_each_expert_is_trained_by_its_own_peers_and_a_killed_one_comes_back(
     assert back.status()["expert"] == "code"
     founder.wait_for("it trains on", lambda: founder.status()["step"] > step, START_S)
     assert not founder.events(EventName.ROUND_AVERAGED), "it is the only one of its expert"
-    for peer, name in ((founder, "general"), (back, "code")):
-        folder = tmp_path / name
-        command = ("export", "--home", str(peer.home.root), "--hf", str(folder))
-        ran = experts.loco(*command, timeout_s=START_S)
-        assert ran.returncode == 0, ran.stderr
-        model = AutoModelForCausalLM.from_pretrained(folder)
-        assert model.config.num_hidden_layers == LAYERS[name]
     other = experts.launch("code2", "start", "--expert", "general", "--checkpoint-every", "2")
     received = other.wait_event(EventName.STATE_RECEIVED, START_S)
     assert received["remotes"] == [founder.peer_id]
@@ -155,6 +150,24 @@ def test_at_the_branch_one_of_two_goes_over_in_a_new_process(tmp_path: Path) -> 
         assert event["weights"] == "generalist's"
         assert "our checkpoint of step" in event["detail"]
         founder.wait_for("both train", lambda: experts() == ["code", "general"], START_S)
+
+
+def test_all_are_exported_from_one_home_and_answer_together(experts: Swarm, tmp_path: Path) -> None:
+    founder, folder = experts.founder, tmp_path / "hf"
+    code = join(experts, founder, "code3")
+    code.wait_event(EventName.ROUND_OPENED, START_S)
+    home = ("--home", str(founder.home.root))
+    ran = experts.loco("export", *home, "--hf", str(folder), timeout_s=START_S)
+    assert ran.returncode == 0, ran.stderr
+    ensemble = ExpertEnsemble(folder)
+    layers = [model.config.num_hidden_layers for model in ensemble.models]
+    assert dict(zip(ensemble.names, layers, strict=True)) == LAYERS
+    assert ensemble.loss("def f7(x): return x + 7") < 1.1 * math.log(256)
+    said = ("--prompt", "def f7(x): ret", "--tokens", "8", "--temperature", "0")
+    ran = experts.loco("generate", *home, *said, timeout_s=START_S)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip()
+    assert "left out" not in ran.stderr
 
 
 def test_a_joiner_is_told_the_names(experts: Swarm) -> None:
@@ -241,6 +254,6 @@ def test_an_expert_begins_from_a_checkpoint_that_only_the_founder_has(tmp_path: 
         folder = tmp_path / "export"
         ran = swarm.loco("export", "--home", str(peer.home.root), "--hf", str(folder))
         assert ran.returncode == 0, ran.stderr
-        ours = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+        ours = AutoModelForCausalLM.from_pretrained(folder / "code").state_dict()
         for name, weights in theirs.items():
             torch.testing.assert_close(ours[name], weights, atol=1e-4, rtol=0)

@@ -82,7 +82,7 @@ FROZEN = {
     "leave": ["--home", "--verbose", "-v"],
     "pause": ["--home", "--verbose", "-v"],
     "resume": ["--home", "--verbose", "-v"],
-    "export": ["--hf", "--home", "--swarm", "--verbose", "-v"],
+    "export": ["--as-moe", "--experts", "--hf", "--home", "--swarm", "--verbose", "-v"],
     "eval": ["--check", "--home", "--json", "--verbose", "-v"],
     "generate": [
         "--hf",

@@ -201,15 +201,15 @@ def test_a_running_peer_is_asked_for_the_stages_that_count(
     ]
 
     async def ask(_home: Home, request: str, _timeout_s: float, **arguments: Any) -> dict[str, Any]:
-        asked.append((request, arguments.get("stage")))
+        asked.append((request, arguments.get("part")))
         if request == "write_state":
             path, own = home.state_dir / "now.state", models[0]
             scalars = StateScalars("ab" * 16, 3, 180, own.layout.digest, 0, 0, 99, 0.5)
             theta_P = own.theta_P.numpy() * LOUD
             write_state_file(path, scalars, theta_P, np.zeros_like(theta_P))
             return {"path": str(path), "part": "stage/0", "round": 3, "tokens": 99}
-        path = home.state_dir / f"stage-{arguments['stage']}.f32"
-        (models[arguments["stage"]].theta_P.numpy() * LOUD).tofile(path)
+        path, stage = home.state_dir / "fetched.f32", int(arguments["part"][-1])
+        (models[stage].theta_P.numpy() * LOUD).tofile(path)
         return {"path": str(path)}
 
     monkeypatch.setattr(client, "ask_daemon", ask)
@@ -219,12 +219,12 @@ def test_a_running_peer_is_asked_for_the_stages_that_count(
     assert whole.exit_code == 0, whole.stderr
     assert asked == [
         ("write_state", None),
-        ("fetch_stage", 1),
-        ("fetch_stage", 2),
+        ("fetch_part", "stage/1"),
+        ("fetch_part", "stage/2"),
     ]
     asked.clear()
     with home.locked():
         without = loco(*arguments, "--without-stages", "2")
-    assert asked == [("write_state", None), ("fetch_stage", 1)]
+    assert asked == [("write_state", None), ("fetch_part", "stage/1")]
     assert (without.exit_code, without.stdout == whole.stdout) == (0, False)
     assert sorted(path.name for path in home.state_dir.iterdir()) == ["now.state"]

@@ -3,7 +3,7 @@
 import trio
 
 from peer.averaging.diloco.fragment_rounds import FragmentCompany
-from peer.daemon.sources import _in_order
+from peer.daemon.sources import in_order
 from peer.facts import Facts
 from peer.stages.company import StageCompany
 from protocol.diloco.peers import Peers
@@ -33,8 +33,8 @@ def roster_of(part: str, **addresses: tuple[str, ...]) -> Roster:
 async def test_sources(autojump_clock) -> None:
     far = {f"far{n}": RELAYED for n in range(8)}
     roster = roster_of(WHOLE_MODEL, near=DIRECT, **far)
-    assert _in_order(roster, "me", None)[0] == "near"
-    assert len(_in_order(roster, "me", None)) == 9
+    assert in_order(roster, "me", None)[0] == "near"
+    assert len(in_order(roster, "me", None)) == 9
 
 
 async def test_stage_holders(autojump_clock) -> None:

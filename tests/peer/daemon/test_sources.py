@@ -14,7 +14,7 @@ from peer.daemon.sources import (
     MAX_SOURCE_PAUSE_S,
     SOURCE_PAUSE_S,
     Sources,
-    _in_order,
+    in_order,
     pause_after,
 )
 from peer.facts import Facts
@@ -63,17 +63,17 @@ async def test_no_claim_makes_a_source_the_first(autojump_clock):
     for number in range(NUM_PEERS):
         progress = Progress(state="training", round=number, step=100 + number)
         roster.heard(trio.current_time(), f"peer-{number}", 1, progress=progress)
-    before = _in_order(roster, "me", None)
+    before = in_order(roster, "me", None)
     boldest = before[-1]
     for claim in (1 << 40, 0):
         progress = Progress(state="training", round=claim, step=claim)
         roster.heard(trio.current_time(), boldest, 1, progress=progress)
-        order = _in_order(roster, "me", None)
+        order = in_order(roster, "me", None)
         assert order.index(boldest) >= NUM_PEERS // 2
         assert sorted(order) == sorted(before)
-    firsts = {_in_order(roster, f"joiner-{number}", None)[0] for number in range(50)}
+    firsts = {in_order(roster, f"joiner-{number}", None)[0] for number in range(50)}
     assert len(firsts) > 3, "joiners spread over the sources"
-    assert _in_order(roster, "me", boldest)[0] == boldest
+    assert in_order(roster, "me", boldest)[0] == boldest
 
 
 async def test_what_fails_on_this_machine_is_asked_of_nobody_else(autojump_clock, monkeypatch):
