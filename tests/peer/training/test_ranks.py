@@ -1,7 +1,5 @@
 """Several processes that train one model: as good as one, and ended by the end of any."""
 
-import os
-import signal
 from contextlib import asynccontextmanager
 
 import blake3
@@ -10,7 +8,6 @@ import psutil
 import pytest
 import torch
 import trio
-from msgspec.structs import replace
 from safetensors.torch import load_file
 
 from peer.codec import get_codec
@@ -119,7 +116,8 @@ def _assert_near(one, other):
     """As vectors: where a gradient is nearly nothing, AdamW makes noise of it."""
     assert one.keys() == other.keys()
     for name, vector in one.items():
-        assert torch.linalg.vector_norm(vector - other[name]) <= 1e-5 * vector.norm(), name
+        bound = (1e-5 if name == "fast" else 1e-3) * vector.norm()
+        assert torch.linalg.vector_norm(vector - other[name]) <= bound, name
 
 
 @pytest.mark.parametrize(
@@ -135,3 +133,89 @@ async def test_several_train_as_one(corpus, tmp_path, optimizer, ranks, batch_si
     written = torch.empty(len(several[3]), dtype=torch.uint8)
     get_codec("int8").encode(several[1]["fast"], written)
     assert bytes(written.numpy()) == several[3]
+
+
+@pytest.mark.parametrize(("wrote", "reads"), [(2, 1), (1, 2)])
+async def test_what_some_have_kept_is_taken_over_by_others(corpus, tmp_path, wrote, reads):
+    """To the same weights: the moments are those of one process, however many had them."""
+    async with _trainer(_settings(corpus, wrote)) as (trainer, _):
+        await trainer.send(Load())
+        closed = await _trained(trainer, 0)
+        await _kept(trainer, tmp_path / "kept")
+        await trainer.send(Merge(0, 0, ONE_CHUNK, ()))
+        position = closed.position
+        await _trained(trainer, 1, position)
+        expected = await _kept(trainer, tmp_path / "expected")
+    async with _trainer(_settings(corpus, reads)) as (trainer, _):
+        await trainer.send(Load(str(tmp_path / "kept"), 10.0, 0, position))
+        await _trained(trainer, 1, position)
+        _assert_near(expected, await _kept(trainer, tmp_path / "found"))
+
+
+async def _trained(trainer, round_, position=0):
+    await trainer.send(TrainRound(round_, STEPS, MEMBERS, 0, position, 10.0 * round_, 1.0))
+    return await _next(trainer, RoundClosed)
+
+
+@asynccontextmanager
+async def _nothing_stays(trainer):
+    """When the block ends, the trainer and all that it started are gone, within a bound."""
+    rank_0 = psutil.Process(trainer.process_id)
+    while len(rank_0.children()) < 1:
+        await trio.sleep(0.05)
+    all_ranks = [rank_0, *rank_0.children()]
+    yield all_ranks
+    while any(map(_runs, all_ranks)):
+        await trio.sleep(0.05)
+
+
+def _runs(process):
+    """A zombie that nobody has collected yet is gone."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("phase", ["importing", "idle", "training", "keeping"])
+async def test_the_end_of_any_rank_is_the_trainers(corpus, tmp_path, phase):
+    async with _trainer(_settings(corpus, 2)) as (trainer, _), _nothing_stays(trainer) as ranks:
+        if phase != "importing":
+            await _next(trainer, Ready)
+            await trainer.send(Load())
+        if phase in ("training", "keeping"):
+            await trainer.send(TrainRound(0, 1000, MEMBERS, 0, 0, 0.0, 1.0))
+            await _next(trainer, TrainerProgress)
+        if phase == "keeping":
+            await trainer.send(Keep(str(tmp_path / "kept")))
+        ranks[1].kill()
+        with pytest.raises(TrainerDied, match=r"rank 1 of 2 was killed by signal 9"):
+            while True:
+                assert not isinstance(event := await trainer.receive(), Failed), event
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_no_rank_outlives_the_first(corpus, stopped):
+    """Not even one that is stopped, and reads nothing."""
+    async with _trainer(_settings(corpus, 2)) as (trainer, _), _nothing_stays(trainer) as ranks:
+        await _next(trainer, Ready)
+        await trainer.send(Load())
+        await trainer.send(TrainRound(0, 1000, MEMBERS, 0, 0, 0.0, 1.0))
+        await _next(trainer, TrainerProgress)
+        if stopped:
+            ranks[1].suspend()
+        ranks[0].kill()
+
+
+async def test_out_of_memory_in_one_is_told_as_that(corpus):
+    """Its address space is bounded in the middle of a run."""
+    async with _trainer(_settings(corpus, 2)) as (trainer, _), _nothing_stays(trainer) as ranks:
+        await _next(trainer, Ready)
+        await trainer.send(Load())
+        await trainer.send(TrainRound(0, 1000, MEMBERS, 0, 0, 0.0, 1.0))
+        await _next(trainer, TrainerProgress)
+        now = ranks[1].memory_info().vms
+        ranks[1].rlimit(psutil.RLIMIT_AS, (now // 2, now // 2))
+        while not isinstance(event := await trainer.receive(), Failed):
+            pass
+        assert (event.reason, event.detail[:11]) == ("out_of_memory", "rank 1 of 2")
