@@ -52,7 +52,7 @@ class Stepper:
     ranks: Ranks = ALONE
 
     def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
-        """Train on [B, T+1] tokens, of which each rank takes a share; rank 0's are all that count."""
+        """Train on [B, T+1] tokens, of which each rank takes a share. Others get rank 0's."""
         loss = torch.zeros((), device=self._model.device)
         self.ranks.tell(Order.STEP, *blocks_BT.shape, learning_rate, self._model.moved)
         if self._model.moved:

@@ -189,9 +189,7 @@ def _join(settings: TrainerSettings, store_fd: int) -> Ranks:
     return Ranks.join(settings.rank, settings.ranks, device, store_fd)
 
 
-def _stepper(
-    settings: TrainerSettings, ranks: Ranks
-) -> tuple[FlatModel, step.Stepper, Precision]:
+def _stepper(settings: TrainerSettings, ranks: Ranks) -> tuple[FlatModel, step.Stepper, Precision]:
     spec = settings.run_spec()
     torch.manual_seed(spec.seed)
     device = choose_device(settings.own_device)

@@ -39,7 +39,9 @@ def start_followers(
         threading.Thread(target=watch.run, name=f"rank {rank}", daemon=True).start()
 
 
-def _start(settings: TrainerSettings, store_fd: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _start(
+    settings: TrainerSettings, store_fd: int
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(

@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import distributed
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from peer.runtime.child_process import STOP_GRACE_S
 
@@ -66,7 +67,7 @@ class Ranks:
             backend += ",cuda:nccl"
         distributed.init_process_group(
             backend,
-            store=distributed.FileStore(f"/proc/self/fd/{store_fd}", count),
+            store=FileStore(f"/proc/self/fd/{store_fd}", count),
             rank=rank,
             world_size=count,
             timeout=FOREVER,

@@ -52,9 +52,7 @@ def corpus(tmp_path_factory):
 
 def _settings(corpus, ranks, optimizer="adamw", batch_size=8, **sync):
     spec = RunSpec(
-        model=ModelSection(
-            hidden_size=64, intermediate_size=96, num_layers=3, num_heads=2
-        ),
+        model=ModelSection(hidden_size=64, intermediate_size=96, num_layers=3, num_heads=2),
         data=DataSection(validation_blocks=4),
         optimizer=OptimizerSection(name=optimizer, warmup_steps=0, learning_rate=1e-3),
         training=TrainingSection(batch_size=batch_size),
@@ -112,24 +110,22 @@ async def _life(settings, folder):
         return (closed.loss, again.loss, loss), first, second, codes
 
 
-def _assert_near(one, other):
+def _assert_near(one, other, bound=1e-5):
     """As vectors: where a gradient is nearly nothing, AdamW makes noise of it."""
     assert one.keys() == other.keys()
     for name, vector in one.items():
-        bound = (1e-5 if name == "fast" else 1e-3) * vector.norm()
-        assert torch.linalg.vector_norm(vector - other[name]) <= bound, name
+        most = (bound if name == "fast" else 1e-3) * vector.norm()
+        assert torch.linalg.vector_norm(vector - other[name]) <= most, name
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "ranks", "batch_size"), [("adamw", 2, 4), ("muon", 3, 5)]
-)
+@pytest.mark.parametrize(("optimizer", "ranks", "batch_size"), [("adamw", 2, 4), ("muon", 3, 5)])
 async def test_several_train_as_one(corpus, tmp_path, optimizer, ranks, batch_size):
     """With shares of 2, 2 and 1 sequences too: a mean of their means would be another gradient."""
     settings = [_settings(corpus, n, optimizer, batch_size) for n in (1, ranks)]
     one, several = [await _life(each, tmp_path) for each in settings]
     np.testing.assert_allclose(one[0], several[0], rtol=1e-5)
     _assert_near(one[1], several[1])
-    _assert_near(one[2], several[2])
+    _assert_near(one[2], several[2], 1e-4)
     written = torch.empty(len(several[3]), dtype=torch.uint8)
     get_codec("int8").encode(several[1]["fast"], written)
     assert bytes(written.numpy()) == several[3]
@@ -149,7 +145,7 @@ async def test_what_some_have_kept_is_taken_over_by_others(corpus, tmp_path, wro
     async with _trainer(_settings(corpus, reads)) as (trainer, _):
         await trainer.send(Load(str(tmp_path / "kept"), 10.0, 0, position))
         await _trained(trainer, 1, position)
-        _assert_near(expected, await _kept(trainer, tmp_path / "found"))
+        _assert_near(expected, await _kept(trainer, tmp_path / "found"), 1e-4)
 
 
 async def _trained(trainer, round_, position=0):

@@ -1,6 +1,7 @@
-"""A peer of two processes (`--gpus 2`) in a swarm: others see one peer, and nothing stays behind."""
+"""A peer of two processes (`--gpus 2`): others see one peer, and nothing stays behind."""
 
 import signal
+from functools import partial
 
 import psutil
 import pytest
@@ -34,11 +35,11 @@ def test_a_peer_of_two_processes_averages_and_dies_as_one(swarm: Swarm) -> None:
         died = box.wait_event(EventName.TRAINER_DIED, after=count)
         assert (died["reason"], "signal 9" in died["detail"]) == ("died", True)
         assert ("rank 1 of 2" in died["detail"]) == (number == 1)
-        wait_until(lambda gone=ranks: all_gone(gone), "both ranks are gone")
+        wait_until(partial(all_gone, ranks), "both ranks are gone")
         box.wait_event(EventName.TRAINER_STARTED, START_S, after=box.events().index(died))
         all_averaging([founder, box])
     processes = box.processes()
     assert len(processes) >= 5  # daemon, p2pd, table, two ranks
     box.process.send_signal(signal.SIGKILL)
     box.process.wait()
-    wait_until(lambda: all_gone(processes), "nothing of the peer is left")
+    wait_until(partial(all_gone, processes), "nothing of the peer is left")
