@@ -1,15 +1,25 @@
 """A peer of two processes (`--gpus 2`): others see one peer, and nothing stays behind."""
 
 import signal
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
-from swarm import START_S, Peer, Swarm, all_averaging, wait_until
+from swarm import INNER_STEPS, RUN_SPEC, START_S, Peer, Swarm, all_averaging, open_swarm, wait_until
 
 from peer.observe.event_names import EventName
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
+    """One of short rounds: two processes of a tiny model are slower than one."""
+    with open_swarm(tmp_path, RUN_SPEC.replace(f"= {INNER_STEPS}", "= 20")) as swarm:
+        swarm.found()
+        yield swarm
 
 
 def launch(swarm: Swarm, via: Peer) -> Peer:
@@ -21,7 +31,7 @@ def all_gone(processes: list[psutil.Process]) -> bool:
 
 
 def test_a_peer_of_two_processes_averages_and_dies_as_one(swarm: Swarm) -> None:
-    founder = swarm.at_least(1)[0]
+    founder = swarm.founder
     box = launch(swarm, founder)
     started = box.wait_event(EventName.TRAINER_STARTED, START_S)
     assert (started["ranks"], box.status()["ranks"]) == (2, 2)
