@@ -59,7 +59,7 @@ class FastWeights(Protocol):
     """A model as flat vectors, fp32 [P]: its weights, and their gradients.
 
     The gradient is zero and idle between two steps: its memory serves as scratch, and is left zero.
-    Whoever writes to the weights says so in `moved`: other ranks have them, too.
+    A write to the weights is noted in `moved`: other ranks have them, too.
     """
 
     theta_P: torch.Tensor

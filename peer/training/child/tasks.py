@@ -30,7 +30,7 @@ from peer.training.model import (
 from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import SocketChannel
 from peer.training.ports import Interrupted, NonFinite
-from peer.training.ranks.followers import die_with_rank_0, start_followers
+from peer.training.child.followers import die_with_rank_0, start_followers
 from peer.training.ranks.group import ALONE, Order, Ranks
 from peer.training.shared import code_memory
 from protocol.errors import LocoError

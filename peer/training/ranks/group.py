@@ -16,7 +16,8 @@ between the same two steps. When something else has moved rank 0's weights (`Loa
 to all with the next step (`FlatModel.moved`).
 
 A collective waits for as long as it takes: one bound for a trainer that hangs, the daemon's, is
-enough (peer/training/process.py). What ends when a rank dies stands in followers.py.
+enough (peer/training/process.py). The end of one rank is that of all
+(peer/training/child/followers.py).
 """
 
 import os
@@ -187,7 +188,7 @@ def _noticed() -> Iterator[None]:
     try:
         yield
     except RuntimeError:
-        time.sleep(STOP_GRACE_S)  # rank 0's watch ends this process within it (followers.py)
+        time.sleep(STOP_GRACE_S)  # rank 0 sees it die, and ends this process, within that
         raise
 
 

@@ -36,7 +36,7 @@ from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, Merge
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 MEMBERS = (("me", 1),)
-LIMIT_S = 120
+LIMIT_S = 300
 STEPS = 10
 
 
@@ -51,7 +51,7 @@ def corpus(tmp_path_factory):
 
 def _settings(corpus, ranks, optimizer="adamw", batch_size=8, **sync):
     spec = RunSpec(
-        model=ModelSection(hidden_size=64, intermediate_size=96, num_layers=3, num_heads=2),
+        model=ModelSection(hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2),
         data=DataSection(validation_blocks=4),
         optimizer=OptimizerSection(name=optimizer, warmup_steps=0, learning_rate=1e-3),
         training=TrainingSection(batch_size=batch_size),

@@ -1,4 +1,4 @@
-"""The ranks beside rank 0: processes of the child's own program (peer/training/child).
+"""The ranks beside rank 0: processes of the same program.
 
 Any rank's end is the trainer's end, and nothing stays behind:
 
