@@ -15,6 +15,7 @@ from torch import nn
 
 from peer.runtime.child_frames import MAX_FAILURE_CHARS, PipeError
 from peer.training import step
+from peer.training.child.followers import die_with_rank_0, start_followers
 from peer.training.corpus.folder import open_corpus
 from peer.training.device import Precision, choose_device, choose_precision, is_out_of_memory
 from peer.training.loop import InnerLoop, inner_loop
@@ -30,7 +31,6 @@ from peer.training.model import (
 from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import SocketChannel
 from peer.training.ports import Interrupted, NonFinite
-from peer.training.child.followers import die_with_rank_0, start_followers
 from peer.training.ranks.group import ALONE, Order, Ranks
 from peer.training.shared import code_memory
 from protocol.errors import LocoError
