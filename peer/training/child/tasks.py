@@ -133,7 +133,12 @@ def build(
 ) -> tuple[InnerLoop, Ready]:
     """The loop of a whole model; with the micro-batch found and the speed measured."""
     spec = settings.run_spec()
-    ranks = ALONE
+    ranks, batch = ALONE, spec.training.batch_size
+    if settings.ranks > batch:
+        raise ValueError(
+            f"a step has {batch} sequences (training.batch_size), fewer than the {settings.ranks}"
+            f" GPUs here; give --gpus {batch}"
+        )
     if settings.ranks > 1:
         store_fd = code_memory()
         start_followers(settings, store_fd, channel.emit)
