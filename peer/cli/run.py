@@ -58,15 +58,18 @@ def _check_ports(config: PeerConfig) -> None:
 
 
 def _check_device(config: PeerConfig) -> None:
-    """Refuse a device that is not here. Raises ConfigError."""
-    if config.device is None:
+    """Refuse devices that are not here. Raises ConfigError."""
+    if config.device is None and config.gpus is None:
         return
-    from peer.training.device import choose_device
+    from peer.training.device import choose_device, devices_of
 
+    option = "device"
     try:
-        choose_device(config.device)
+        choose_device(config.device or "auto")
+        option = "gpus"
+        devices_of(config.gpus, config.device)
     except ValueError as error:
-        raise ConfigError(f"{config.told('device')}: {error}") from error
+        raise ConfigError(f"{config.told(option)}: {error}") from error
 
 
 def _check_track(config: PeerConfig) -> None:

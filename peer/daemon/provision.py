@@ -53,7 +53,7 @@ from peer.training.corpus.folder import (
 from peer.training.corpus.packed import InvalidCorpus
 from peer.training.corpus.tokenise import remove_all_drafts
 from peer.training.corpus.tokenizer import BYTES, FileTokenizer, tokenizer_file, tokenizer_path
-from peer.training.device import choose_device
+from peer.training.device import choose_device, devices_of
 from peer.training.messages import ModelCreated, TrainerSettings
 from peer.training.ports import StartTrainer, TrainerDied
 from peer.training.process import create_model, trainer_starter
@@ -726,6 +726,7 @@ class RealProvision:
             threads=config.threads or 0,
             stage=stage,
             checkpoint_activations=config.checkpoint_activations,
+            devices=devices_of(config.gpus, config.device),
         )
 
 

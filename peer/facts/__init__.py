@@ -376,6 +376,7 @@ class Facts:
         stays_until_s: until then we keep our weights, whoever claims to be far ahead.
         lost_blocks, repeated_blocks: of the whole swarm, by changes of its members.
         progress: how far that is which we are doing, where somebody knows.
+        ranks: processes of this machine that train as one; None before they do.
         loops: what codes vectors, for `trainer` and `daemon` (`peer.codec.Codec.loops_for`).
     """
 
@@ -457,6 +458,7 @@ class Facts:
     microbatches: Counter[Counted] = field(default_factory=Counter)
     pipeline: PipelineFacts = field(default_factory=PipelineFacts)
     codec: str | None = None
+    ranks: int | None = None
     loops: dict[str, str] = field(default_factory=dict)
     reach: ReachFacts = field(default_factory=ReachFacts)
     doing: str = "starting"

@@ -186,6 +186,7 @@ class Status:
         microbatches: what has happened to them here, where the part is a stage.
         pipeline: `PipelineFacts.to_json`, there.
         amendments: `amendments_json`.
+        ranks: processes of this machine that train as one (`--gpus`).
         codec: of the run, and whether plain or compiled loops code with it here.
         reach: `ReachFacts.to_json`.
         address: what others join by.
@@ -223,6 +224,7 @@ class Status:
     microbatches: Mapping[str, int] = field(default_factory=dict)
     pipeline: Mapping[str, Any] | None = None
     amendments: tuple[Mapping[str, Any], ...] = ()
+    ranks: int | None = None
     codec: str | None = None
     reach: Mapping[str, Any] | None = None
     address: str | None = None

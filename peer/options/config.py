@@ -190,6 +190,12 @@ class PeerConfig:
     device: str | None = _machine(
         values.device, "DEVICE", "cpu, cuda or cuda:N. Default: a GPU if there is one."
     )
+    gpus: str | None = _machine(
+        values.gpus,
+        "all|N|0,2,3",
+        "Train on several GPUs of this machine, as one peer. With --device cpu, in N processes.",
+        see="See [machines](machines.md).",
+    )
     threads: int | None = _machine(whole(1, 4096), "N", "CPU threads of the trainer. Default: all.")
     checkpoint_activations: bool = _flag(
         OptionGroup.MACHINE,
@@ -506,6 +512,8 @@ def check_options(config: PeerConfig, spec: "RunSpec") -> None:
     check_stages(spec)
     check_overlap_steps(config.overlap_steps, config.told("overlap-steps"), spec)
     stages = spec.pipeline.stages
+    if config.gpus is not None:
+        check_gpus(config.gpus, config.told("gpus"), spec)
     if config.stage is not None and not (stages > 1 and config.stage < stages):
         why = "this run has no stages; leave it out"
         if stages > 1:
@@ -552,6 +560,28 @@ def check_stages(spec: "RunSpec") -> None:
                 f"{given} and {key} = {count}: all microbatches of stages are equally long, so it"
                 f" must be a multiple of training.micro_batch ({sequences})"
             )
+
+
+def check_gpus(gpus: str, told: str, spec: "RunSpec") -> None:
+    """Refuse several GPUs for what one trains. Raises ConfigError, which begins with `told`."""
+    if spec.pipeline.stages > 1:
+        raise ConfigError(
+            f"{told}: a stage of a pipeline is trained on one device; leave it out, and start a"
+            " peer for each GPU, with --device cuda:N and a home of its own"
+        )
+    count, batch = ranks_of(gpus), min(each.training.batch_size for each in spec.models)
+    if count is not None and count > batch:
+        raise ConfigError(
+            f"{told}: a step has {batch} sequences (training.batch_size), fewer than that;"
+            f" give at most {batch}"
+        )
+
+
+def ranks_of(gpus: str) -> int | None:
+    """How many devices that names; None is all there are."""
+    if gpus == "all":
+        return None
+    return int(gpus) if gpus.isdecimal() else len(gpus.split(","))
 
 
 def check_overlap_steps(overlap_steps: int | None, told: str, spec: "RunSpec") -> None:

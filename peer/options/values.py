@@ -157,6 +157,19 @@ def device(value: Any) -> str:
     return str(value)
 
 
+def gpus(value: Any) -> str:
+    """`all`, a number of devices, or which; whether they are here is looked at later."""
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    if text == "all" or re.fullmatch("[1-9][0-9]{0,2}", text):
+        return text
+    numbers = text.split(",")
+    if len(numbers) > 1 and all(re.fullmatch("[0-9]{1,3}", each) for each in numbers):
+        if len(set(map(int, numbers))) == len(numbers):
+            return text
+        raise ValueError("name each GPU once")
+    raise ValueError("use 'all', how many (from 1), or which ('0,2,3')")
+
+
 TRACKERS: Final = ("trackio", "wandb", "tensorboard")
 
 

@@ -158,7 +158,7 @@ class RoundLoop:
             raise TrainingImpossible("the trainer's model has another layout than the run's")
         facts.parameters, facts.alone_steps_per_s = ready.layout.parameters, ready.steps_per_s
         facts.steps_per_s = facts.steps_per_s or ready.steps_per_s
-        facts.loops["trainer"] = ready.loops
+        facts.loops["trainer"], facts.ranks = ready.loops, ready.ranks
         self._micro_batch_cap = newest = ready.micro_batch
         facts.micro_batches = (facts.micro_batches or (newest, newest))[0], newest
         if facts.training_since_s is None:
@@ -171,6 +171,7 @@ class RoundLoop:
             micro_batch=ready.micro_batch,
             steps_per_s=ready.steps_per_s,
             codec=ready.loops,
+            ranks=ready.ranks,
         )
 
     async def _note_death(self, why: str) -> None:

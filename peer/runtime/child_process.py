@@ -104,10 +104,8 @@ class ChildProcess:
             return self.died(f"{self.title} {self._killed_because}")
         with trio.move_on_after(STOP_GRACE_S):
             status = await self.process.wait()
-            if status < 0:
-                why = OUT_OF_MEMORY if status == -signal.SIGKILL else ""
-                return self.died(f"{self.title} was killed by signal {-status}{why}")
-            return self.died(f"{self.title} exited with {status}{self._last_words()}")
+            said = self._last_words() if status >= 0 else ""
+            return self.died(f"{self.title} {how_it_ended(status)}{said}")
         return self.died(f"{self.title} closed its socket but did not end")
 
     def kill(self, because: str = "") -> None:
@@ -136,3 +134,9 @@ class ChildProcess:
         # The child appends, so after a cut it goes on at the file's start.
         if os.fstat(self._stderr.fileno()).st_size > MAX_STDERR_BYTES:
             os.ftruncate(self._stderr.fileno(), 0)
+
+
+def how_it_ended(status: int) -> str:
+    if status >= 0:
+        return f"exited with {status}"
+    return f"was killed by signal {-status}{OUT_OF_MEMORY if status == -signal.SIGKILL else ''}"

@@ -25,6 +25,25 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def devices_of(gpus: str | None, device: str | None) -> tuple[str, ...]:
+    """The devices that `--gpus` names, beside what `--device` says. Raises ValueError."""
+    if gpus is None:
+        return ()
+    if device == "cpu":
+        if not gpus.isdecimal():
+            raise ValueError("--device cpu has no GPUs to choose from; give a number of processes")
+        return ("cpu",) * int(gpus)
+    if device not in (None, "cuda"):
+        raise ValueError(f"--device {device} is one device; leave one of the two options out")
+    count = torch.cuda.device_count()
+    if gpus == "all":
+        gpus = str(count)
+    wanted = list(range(int(gpus)) if gpus.isdecimal() else map(int, gpus.split(",")))
+    if not wanted or max(wanted) >= count:
+        raise ValueError(_cuda_devices())
+    return tuple(f"cuda:{index}" for index in wanted)
+
+
 def _cuda_devices() -> str:
     """The CUDA devices that there are, and what to do about it."""
     count = torch.cuda.device_count()

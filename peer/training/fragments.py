@@ -59,12 +59,14 @@ class FastWeights(Protocol):
     """A model as flat vectors, fp32 [P]: its weights, and their gradients.
 
     The gradient is zero and idle between two steps: its memory serves as scratch, and is left zero.
+    A write to the weights is noted in `moved`: other ranks have them, too.
     """
 
     theta_P: torch.Tensor
     gradient_P: torch.Tensor
     device: torch.device
     layout: Layout
+    moved: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class FragmentValues(ABC):
     def load(self) -> None:
         """theta := phi."""
         self.model.theta_P.copy_(self.slow_P)
+        self.model.moved = True
 
     def send(self, fragment: int, cycle: int) -> str:
         """Write the codes of a fragment to its region; returns their digest. Raises NonFinite."""
@@ -152,11 +155,13 @@ class FragmentDeltas(FragmentValues):
             move[own].add_(self._slow(span))
             self.model.theta_P[span].add_(move[own])
         self._clear_scratch()
+        self.model.moved = True
 
     @contextmanager
     def merged(self, fragment: int) -> Iterator[None]:
         """Merge it for a while; then the weights are what they were, bit for bit."""
         (chunk,), theta_P = self._chunks[fragment], self.model.theta_P
+        moved = self.model.moved
         kept = [theta_P[span].clone() for span in chunk.spans]
         try:
             self.merge(fragment)
@@ -165,6 +170,7 @@ class FragmentDeltas(FragmentValues):
             self._clear_scratch()
             for span, values in zip(chunk.spans, kept, strict=True):
                 theta_P[span] = values
+            self.model.moved = moved
 
     def _chunks_of(self, fragment: Fragment) -> list[_Chunk]:
         spans, size = tuple(slice(*span) for span in fragment.spans), fragment.size
@@ -219,6 +225,7 @@ class FragmentSnapshots(FragmentValues):
             redone: chunks whose step was taken back, and taken again with another result.
         """
         held, chunks = self._held.pop(fragment), self._chunks[fragment]
+        self.model.moved = True
         for index in stepped:
             for span in chunks[index].spans:
                 self.model.theta_P[span].lerp_(self._slow(span), self.merge_share)

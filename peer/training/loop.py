@@ -178,6 +178,7 @@ class InnerLoop:
             self._stepper.optimizer.reset()
             self._launched = None
             if command.kept is not None:
+                self._model.moved = True
                 path, optimizer = Path(command.kept), self._stepper.optimizer
                 self._round_machine.own_steps = take_over_weights(
                     path, self._model.theta_P, optimizer, self._say_alive

@@ -86,6 +86,8 @@ class TrainerSettings(TrainerMessage, frozen=True):
         micro_batch_cap: most sequences per forward pass; 0 is no cap.
         stage: None is the whole model.
         checkpoint_activations: whether a stage keeps less of a forward, and computes it again.
+        devices: of all processes that train together, if there are several (ranks/group.py); rank
+            is the number of this one. `threads` is of all.
     """
 
     spec: bytes
@@ -97,13 +99,23 @@ class TrainerSettings(TrainerMessage, frozen=True):
     micro_batch_cap: int = 0
     stage: int | None = None
     checkpoint_activations: bool = False
+    devices: tuple[str, ...] = ()
+    rank: int = 0
+
+    @property
+    def ranks(self) -> int:
+        return len(self.devices) or 1
+
+    @property
+    def own_device(self) -> str:
+        return self.devices[self.rank] if self.devices else self.device
 
     def run_spec(self) -> RunSpec:
         return parse_bytes(self.spec)
 
 
 class Begin(TrainerMessage, frozen=True):
-    """A task, `create` or `train`; its memory comes with it as descriptors."""
+    """A task, `create`, `train` or `follow`; its memory comes with it as descriptors."""
 
     task: str
     settings: TrainerSettings
@@ -221,6 +233,7 @@ class Ready(TrainerMessage, frozen=True):
         steps_per_s: inner steps per second of the trainer alone.
         loops: what codes its weights (`peer.codec.Codec.loops_for`).
         measures: whether it answers `Try`: a stage has no loss of its own.
+        ranks: processes that train together, one for each device.
     """
 
     device: str
@@ -230,6 +243,7 @@ class Ready(TrainerMessage, frozen=True):
     shapes: Shapes = ()
     loops: str = "plain"
     measures: bool = False
+    ranks: int = 1
 
     @property
     def layout(self) -> Layout:

@@ -128,7 +128,11 @@ def model_shapes(spec: RunSpec, vocabulary_size: int) -> dict[str, tuple[int, ..
 
 
 class FlatModel:
-    """A module whose parameters are views of one vector. Implements `fragments.FastWeights`."""
+    """A module whose parameters are views of one vector. Implements `fragments.FastWeights`.
+
+    Attributes:
+        moved: whether anything but a step has written to the weights since the last one.
+    """
 
     def __init__(self, module: nn.Module, device: torch.device, *, compile: bool = False) -> None:
         module.to(device)
@@ -137,6 +141,7 @@ class FlatModel:
         self.layout = Layout.from_shapes({name: p.shape for name, p in parameters.items()})
         self.theta_P = torch.zeros(self.layout.padded_parameters, device=device)
         self.gradient_P = torch.zeros_like(self.theta_P)
+        self.moved = False
         for entry in self.layout.entries:
             parameter, part = parameters[entry.name], slice(entry.offset, entry.offset + entry.size)
             view = self.theta_P[part].view(entry.shape)
@@ -176,18 +181,19 @@ class FlatModel:
             entries = list(run)
             part = slice(entries[0].offset, entries[-1].offset + entries[-1].padded_size)
             if not is_left_out:
-                (matrices if decays else rest).append(self._leaf(part))
+                (matrices if decays else rest).append(self.leaf(part))
         return [(leaves, decays) for leaves, decays in ((matrices, True), (rest, False)) if leaves]
 
     def block_matrices(self) -> list[nn.Parameter]:
         """The matrices of the transformer blocks, each as a leaf parameter of its own shape."""
         return [
-            self._leaf(slice(entry.offset, entry.offset + entry.size), entry.shape)
+            self.leaf(slice(entry.offset, entry.offset + entry.size), entry.shape)
             for entry in self.layout.entries
             if _is_block_matrix(entry)
         ]
 
-    def _leaf(self, part: slice, shape: tuple[int, ...] = (-1,)) -> nn.Parameter:
+    def leaf(self, part: slice, shape: tuple[int, ...] = (-1,)) -> nn.Parameter:
+        """A part of the vector as a parameter, with its gradient."""
         leaf = nn.Parameter(self.theta_P[part].view(shape))
         leaf.grad = self.gradient_P[part].view(shape)
         return leaf

@@ -23,7 +23,7 @@ per weight in the mean square (arXiv 2502.16982): then AdamW's rate and weight d
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,6 +34,8 @@ from protocol.run.sections import MuonSection, OptimizerSection
 
 from .device import Precision
 from .model import FlatModel
+from .ranks.group import ALONE, Order, Ranks, parts_of
+from .ranks.spans import shared_part, spans_of
 
 ADAMW_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 MUON_MOMENTS: Final = ("momentum_buffer",)
@@ -86,91 +88,157 @@ class AdamW:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaf:
+    """A vector, or matrix, of an optimizer.
+
+    Attributes:
+        place: of all of it in the flat vector.
+        own: the part that this rank moves; None where there is none.
+    """
+
+    place: slice
+    own: torch.nn.Parameter | None
+
+
+@dataclass(frozen=True, slots=True)
 class OptimizerPart:
     """An optimizer over some of the weights.
 
     Attributes:
         moments: names in torch of what it remembers of a parameter.
+        leaves: in the order of its groups.
         rate_ratio: its learning rate over AdamW's.
     """
 
     optimizer: AdamW | torch.optim.Optimizer
     moments: tuple[str, ...]
+    leaves: tuple[Leaf, ...]
     rate_ratio: float = 1.0
 
 
 class FlatOptimizer:
-    """An inner optimizer of parts that share one clipping norm; moments have seen `num_steps`."""
+    """An inner optimizer of parts that share one clipping norm; moments have seen `num_steps`.
+
+    Args:
+        spans: of the flat vector, that of each rank.
+    """
 
     def __init__(
-        self, model: FlatModel, section: OptimizerSection, parts: list[OptimizerPart]
+        self,
+        model: FlatModel,
+        section: OptimizerSection,
+        parts: list[OptimizerPart],
+        ranks: Ranks,
+        spans: Sequence[slice],
     ) -> None:
         self._model = model
         self.clip_norm = section.clip_norm
         self._parts = parts
+        self._ranks, self._spans = ranks, spans
         self.num_steps = 0
 
     def reset(self) -> None:
         """Forget the moments: the weights were replaced."""
+        self._ranks.tell(Order.FORGET)
         for part in self._parts:
             part.optimizer.state.clear()
         self.num_steps = 0
 
     def moments(self) -> dict[str, torch.Tensor]:
-        """The moments by name, as flat views, fp32; none before the first step."""
-        found = {}
-        for part, index, parameter in self._parameters():
-            for name in part.moments:
-                if (moment := part.optimizer.state[parameter].get(name)) is not None:
-                    found[f"{name}.{index}"] = moment.view(-1)
-        return found
+        """The moments by name, as flat vectors, fp32; none before the first step.
+
+        They are views; but of several ranks, copies in the main memory of rank 0.
+        """
+        if not self.num_steps:
+            return {}
+        self._ranks.tell(Order.GIVE_MOMENTS)
+        return {name: self._whole(leaf, own) for name, leaf, own in self._moments()}
 
     def take_over(self, num_steps: int, fill: Callable[[str, torch.Tensor], None]) -> None:
         """Go on from moments that were kept; `fill` writes the one of a name into a vector."""
-        for part, index, parameter in self._parameters():
-            state = part.optimizer.state[parameter]
-            if isinstance(part.optimizer, AdamW):
-                state["step"] = torch.tensor(float(num_steps), device=parameter.device)
-            for name in part.moments:
-                state[name] = torch.empty_like(parameter, memory_format=torch.contiguous_format)
-                fill(f"{name}.{index}", state[name].view(-1))
+        self._ranks.tell(Order.TAKE_MOMENTS, num_steps)
+        self._make_moments(num_steps)
+        for name, leaf, own in self._moments():
+            if self._ranks.count == 1:
+                assert own is not None
+                fill(name, own)
+                continue
+            whole = self._vector(leaf)
+            if self._ranks.rank == 0:
+                fill(name, whole)
+            self._ranks.scatter(whole, own, parts_of(leaf.place, self._spans))
         self.num_steps = num_steps
 
-    def _parameters(self) -> Iterator[tuple[OptimizerPart, int, torch.nn.Parameter]]:
+    def _make_moments(self, num_steps: int) -> None:
         for part in self._parts:
-            groups = part.optimizer.param_groups
-            parameters = (each for group in groups for each in group["params"])
-            for index, parameter in enumerate(parameters):
-                yield part, index, parameter
+            for own in _own(part.leaves):
+                state = part.optimizer.state[own]
+                if isinstance(part.optimizer, AdamW):
+                    state["step"] = torch.tensor(float(num_steps), device=own.device)
+                for name in part.moments:
+                    state[name] = torch.empty_like(own, memory_format=torch.contiguous_format)
+
+    def _moments(self) -> Iterator[tuple[str, Leaf, torch.Tensor | None]]:
+        """Each moment by name, with what we have of it as a flat view."""
+        for part in self._parts:
+            for index, leaf in enumerate(part.leaves):
+                for name in part.moments:
+                    state = {} if leaf.own is None else part.optimizer.state[leaf.own]
+                    own = state[name].view(-1) if name in state else None
+                    yield f"{name}.{index}", leaf, own
+
+    def _whole(self, leaf: Leaf, own: torch.Tensor | None) -> torch.Tensor:
+        if self._ranks.count == 1:
+            assert own is not None
+            return own
+        whole = self._vector(leaf)
+        self._ranks.gather(whole, own, parts_of(leaf.place, self._spans))
+        return whole
+
+    def _vector(self, leaf: Leaf) -> torch.Tensor:
+        """Memory for a moment of rank 0; the others need none."""
+        return torch.empty(leaf.place.stop - leaf.place.start if self._ranks.rank == 0 else 0)
 
     def step(self, learning_rate: float) -> torch.Tensor:
         """Clip, step, and zero the gradient. Returns its norm before clipping, a scalar."""
-        gradient_P = self._model.gradient_P
+        model, ranks, spans = self._model, self._ranks, self._spans
+        ranks.reduce(model.gradient_P, spans)
+        gradient_P = model.gradient_P[spans[ranks.rank]]
         norm: torch.Tensor = torch.linalg.vector_norm(gradient_P)
+        if ranks.count > 1:
+            norm = ranks.sum(norm.square()).sqrt()
         gradient_P.mul_((self.clip_norm / (norm + CLIP_EPSILON)).clamp_(max=1.0))
         for part in self._parts:
             for group in part.optimizer.param_groups:
                 group["lr"] = learning_rate * part.rate_ratio
             part.optimizer.step()
         self.num_steps += 1
-        gradient_P.zero_()
+        ranks.share(model.theta_P, spans)
+        model.gradient_P.zero_()
         return norm
 
 
 def inner_optimizer(
-    model: FlatModel, section: OptimizerSection, precision: Precision
+    model: FlatModel, section: OptimizerSection, precision: Precision, ranks: Ranks = ALONE
 ) -> FlatOptimizer:
     """The optimizer that the run spec names; AdamW decays matrices alone."""
     with_muon = section.name == "muon"
-    groups = model.groups(without_block_matrices=with_muon)
-    decaying = [(leaves, section.weight_decay if decays else 0.0) for leaves, decays in groups]
-    parts = [OptimizerPart(AdamW(decaying, section.betas), ADAMW_MOMENTS)]
+    matrices = model.block_matrices() if with_muon else []
+    spans = spans_of(model.layout, ranks.count, {int(each.storage_offset()) for each in matrices})
+    own = spans[ranks.rank]
+    groups = [
+        ([_leaf(model, each, own) for each in leaves], section.weight_decay if decays else 0.0)
+        for leaves, decays in model.groups(without_block_matrices=with_muon)
+    ]
+    decaying = [(_own(leaves), decay) for leaves, decay in groups]
+    all_leaves = tuple(leaf for leaves, _ in groups for leaf in leaves)
+    parts = [OptimizerPart(AdamW(decaying, section.betas), ADAMW_MOMENTS, all_leaves)]
     if with_muon:
         muon = section.muon or MuonSection()
         peak = section.learning_rate if muon.learning_rate is None else muon.learning_rate
-        matrices = model.block_matrices()
+        leaves = [_leaf(model, each, own) for each in matrices]
         made = Muon(
-            matrices,
+            _own(leaves),
             precision,
             MOST_TOGETHER if matrices[0].is_cuda else 0,
             lr=peak,
@@ -178,8 +246,22 @@ def inner_optimizer(
             momentum=muon.momentum,
             adjust_lr_fn=muon.adjust_lr,
         )
-        parts.append(OptimizerPart(made, MUON_MOMENTS, rate_ratio=peak / section.learning_rate))
-    return FlatOptimizer(model, section, parts)
+        ratio = peak / section.learning_rate
+        parts.append(OptimizerPart(made, MUON_MOMENTS, tuple(leaves), rate_ratio=ratio))
+    return FlatOptimizer(model, section, parts, ranks, spans)
+
+
+def _leaf(model: FlatModel, parameter: torch.nn.Parameter, span: slice) -> Leaf:
+    start = int(parameter.storage_offset())
+    place = slice(start, start + parameter.numel())
+    part = shared_part(place, span)
+    if part == place:
+        return Leaf(place, parameter)
+    return Leaf(place, model.leaf(part) if part.start < part.stop else None)
+
+
+def _own(leaves: Sequence[Leaf]) -> list[torch.nn.Parameter]:
+    return [leaf.own for leaf in leaves if leaf.own is not None]
 
 
 class Muon(torch.optim.Muon):
@@ -196,7 +278,7 @@ class Muon(torch.optim.Muon):
         most_together: int,
         **settings: Any,
     ) -> None:
-        super().__init__(matrices, **settings)
+        super().__init__([{"params": matrices}], **settings)  # which may be none
         self.dtype = DTYPES[precision]
         self._most_together = most_together
 

@@ -28,6 +28,7 @@ class SocketChannel:
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(True)
+        self._sending = threading.Lock()
         self._received: queue.SimpleQueue[Begin | TrainerCommand] = queue.SimpleQueue()
         self._descriptors: queue.SimpleQueue[int] = queue.SimpleQueue()
         # The daemon waits for the effects of its commands, so the queue stays short.
@@ -58,7 +59,8 @@ class SocketChannel:
     def emit(self, event: Said) -> None:
         """Send an event; waits while the daemon has not read the ones before."""
         try:
-            self._socket.sendall(encode(event))
+            with self._sending:  # a thread tells of the end of another rank
+                self._socket.sendall(encode(event))
         except OSError:
             os._exit(os.EX_OK)  # the daemon is gone
 

@@ -124,6 +124,7 @@ class ToyWeights:
         self.theta = start.copy()
         self.theta_P = torch.from_numpy(self.theta)
         self.gradient_P = torch.zeros_like(self.theta_P)
+        self.moved = False
         self.device = torch.device("cpu")
         self.layout = simulated_layout(start.size)
 

@@ -21,6 +21,7 @@ from .device import CPU_MEMORY_SHARE, Precision, autocast, is_out_of_memory
 from .model import FlatModel
 from .optimizer import FlatOptimizer
 from .ports import NonFinite
+from .ranks.group import ALONE, Order, Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +42,29 @@ class StepResult:
 
 @dataclass(eq=False)
 class Stepper:
-    """Steps a model. The gradient is zero between two steps."""
+    """Steps a model, with the other ranks if there are any. The gradient is zero between steps."""
 
     reads_blocks = True
     _model: FlatModel
     optimizer: FlatOptimizer
     _precision: Precision
     micro_batch: int
+    ranks: Ranks = ALONE
 
     def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
+        """Train on [B, T+1] tokens, of which each rank takes a share. Others get rank 0's."""
         loss = torch.zeros((), device=self._model.device)
-        for tokens_bT in self._micro_batches(blocks_BT):
+        self.ranks.tell(Order.STEP, *blocks_BT.shape, learning_rate, self._model.moved)
+        if self._model.moved:
+            self.ranks.spread(self._model.theta_P)
+            self._model.moved = False
+        for tokens_bT in self._micro_batches(self.ranks.deal(blocks_BT)):
             share = tokens_bT.shape[0] / len(blocks_BT)
             with autocast(self._model.device, self._precision):
                 part = self._model.loss(tokens_bT) * share
             part.backward()
             loss += part.detach()
-        return StepResult(loss, self.optimizer.step(learning_rate))
+        return StepResult(self.ranks.sum(loss), self.optimizer.step(learning_rate))
 
     def loss_of(self, blocks_BT: npt.NDArray[np.int64]) -> float:
         """Mean loss of these blocks under the current weights, nats per token."""
@@ -107,8 +114,15 @@ def cpu_micro_batch(start: int, sequence_bytes: int) -> int:
 def fit_micro_batch(stepper: Stepper, blocks_BT: npt.NDArray[np.int64]) -> None:
     """Halve the micro-batch until whole steps run. Raises torch's error if none does.
 
-    The first step makes the optimizer's moments; the second must fit beside them.
+    The first step makes the optimizer's moments; the second must fit beside them. Each rank tries
+    its own share for itself; what fits all of them is taken.
     """
+    with stepper.ranks.apart():
+        _fit(stepper, blocks_BT)
+    stepper.micro_batch = stepper.ranks.least(stepper.micro_batch)
+
+
+def _fit(stepper: Stepper, blocks_BT: npt.NDArray[np.int64]) -> None:
     while True:
         try:
             for _ in range(2):

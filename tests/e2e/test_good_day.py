@@ -38,6 +38,7 @@ STATUS_TYPES = {
     "microbatches": dict,
     "pipeline": type(None),
     "amendments": list,
+    "ranks": int,
     "codec": str,
     "reach": dict,
     "address": str,

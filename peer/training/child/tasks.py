@@ -10,12 +10,14 @@ from typing import Final
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from peer.runtime.child_frames import MAX_FAILURE_CHARS, PipeError
 from peer.training import step
+from peer.training.child.followers import die_with_rank_0, start_followers
 from peer.training.corpus.folder import open_corpus
-from peer.training.device import choose_device, choose_precision, is_out_of_memory
+from peer.training.device import Precision, choose_device, choose_precision, is_out_of_memory
 from peer.training.loop import InnerLoop, inner_loop
 from peer.training.messages import Failed, ModelCreated, Ready, TrainerSettings
 from peer.training.model import (
@@ -29,6 +31,8 @@ from peer.training.model import (
 from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import SocketChannel
 from peer.training.ports import Interrupted, NonFinite
+from peer.training.ranks.group import ALONE, Order, Ranks
+from peer.training.shared import code_memory
 from protocol.errors import LocoError
 from protocol.run.needs import sequence_bytes
 from protocol.run.run_spec import RunSpec
@@ -40,11 +44,11 @@ that answer late keep other machines waiting. Where a GPU computes, the trainer 
 
 def serve(channel: SocketChannel) -> int:
     """Do what the daemon wants; a trainer is the last task. Returns the exit status."""
+    all_threads = torch.get_num_threads()
     while True:
         begin, descriptors = channel.next_task()
         settings = begin.settings
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
+        torch.set_num_threads(max(1, (settings.threads or all_threads) // settings.ranks))
         match begin.task, descriptors:
             case "create", (weights_fd,):
                 try:
@@ -59,6 +63,8 @@ def serve(channel: SocketChannel) -> int:
 
                 memory = slow_fd, codes_fd
                 return train(channel, partial(build_stage, settings, memory, ring_fd, channel))
+            case "follow", (store_fd,):
+                os._exit(follow(channel, settings, store_fd))  # threads of collectives may hang
             case _:
                 raise PipeError(f"{begin.task} with {len(descriptors)} descriptors")
 
@@ -127,35 +133,87 @@ def build(
 ) -> tuple[InnerLoop, Ready]:
     """The loop of a whole model; with the micro-batch found and the speed measured."""
     spec = settings.run_spec()
-    torch.manual_seed(spec.seed)
-    device = choose_device(settings.device)
-    precision = choose_precision(spec.training.precision, device)
-    # `Load` brings the weights.
-    module = empty_module(spec, settings.vocabulary_size)
-    model = FlatModel(module, device, compile=spec.training.compile)
-    optimizer = inner_optimizer(model, spec.optimizer, precision)
+    ranks, batch = ALONE, spec.training.batch_size
+    if settings.ranks > batch:
+        raise ValueError(
+            f"a step has {batch} sequences (training.batch_size), fewer than the {settings.ranks}"
+            f" GPUs here; give --gpus {batch}"
+        )
+    if settings.ranks > 1:
+        store_fd = code_memory()
+        start_followers(settings, store_fd, channel.emit)
+        ranks = _join(settings, store_fd)
+    model, stepper, precision = _stepper(settings, ranks)
     corpus = open_corpus(
         Path(settings.corpus_path), spec.model.context_length, spec.data.validation_blocks
     )
-    stepper = step.Stepper(model, optimizer, precision, _first_micro_batch(settings, spec, device))
     held_out = corpus.validation_blocks(spec.data.validation_blocks)
     blocks_BT = held_out[np.arange(spec.training.batch_size) % len(held_out)]
     step.fit_micro_batch(stepper, blocks_BT)
     steps_per_s = step.measure_steps_per_s(stepper, blocks_BT)
     loop = inner_loop(settings, (slow_fd, codes_fd), corpus, model, stepper, channel)
-    return loop, loop.ready(precision, stepper.micro_batch, steps_per_s, measures=True)
+    ready = loop.ready(precision, stepper.micro_batch, steps_per_s, measures=True)
+    return loop, replace(ready, ranks=ranks.count)
+
+
+def follow(channel: SocketChannel, settings: TrainerSettings, store_fd: int) -> int:
+    """Be a rank beside rank 0, until that ends. Returns the exit status."""
+    die_with_rank_0()
+    spec, unknown = settings.run_spec(), "unusable"
+    try:
+        ranks = _join(settings, store_fd)
+        model, stepper, _ = _stepper(settings, ranks)
+        shape = spec.training.batch_size, spec.model.context_length + 1
+        step.fit_micro_batch(stepper, np.zeros(shape, np.int64))
+        if model.device.type == "cpu":
+            os.nice(NICENESS_ON_CPU)
+        unknown = "error"
+        while True:
+            obey(*ranks.next_order(), model, stepper)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the daemon should read it
+        return _failed(channel, error, unknown=unknown)
+
+
+def obey(order: Order, numbers: list[float], model: FlatModel, stepper: step.Stepper) -> None:
+    """Do what rank 0 does."""
+    match order:
+        case Order.STEP:
+            sequences, tokens, learning_rate, moved, _ = numbers
+            model.moved = bool(moved)
+            stepper.step(np.zeros((int(sequences), int(tokens)), np.int64), learning_rate)
+        case Order.FORGET:
+            stepper.optimizer.reset()
+        case Order.GIVE_MOMENTS:
+            stepper.optimizer.moments()
+        case Order.TAKE_MOMENTS:
+            stepper.optimizer.take_over(int(numbers[0]), lambda *_: None)
+
+
+def _join(settings: TrainerSettings, store_fd: int) -> Ranks:
+    device = choose_device(settings.own_device)
+    return Ranks.join(settings.rank, settings.ranks, device, store_fd)
+
+
+def _stepper(settings: TrainerSettings, ranks: Ranks) -> tuple[FlatModel, step.Stepper, Precision]:
+    spec = settings.run_spec()
+    torch.manual_seed(spec.seed)
+    device = choose_device(settings.own_device)
+    precision = choose_precision(spec.training.precision, device)
+    # `Load` brings the weights.
+    module = empty_module(spec, settings.vocabulary_size)
+    model = FlatModel(module, device, compile=spec.training.compile)
+    optimizer = inner_optimizer(model, spec.optimizer, precision, ranks)
+    micro_batch = _first_micro_batch(settings, spec, device)
+    return model, step.Stepper(model, optimizer, precision, micro_batch, ranks), precision
 
 
 def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, device: torch.device) -> int:
-    start = step.starting_micro_batch(
-        spec.training.micro_batch, spec.training.batch_size, settings.micro_batch_cap
-    )
+    share = -(-spec.training.batch_size // settings.ranks)
+    start = step.starting_micro_batch(spec.training.micro_batch, share, settings.micro_batch_cap)
     if device.type != "cpu" or spec.training.micro_batch != "auto":
         return start
     model = spec.model
-    return step.cpu_micro_batch(
-        start,
-        sequence_bytes(
-            model.context_length, model.hidden_size, model.num_layers, settings.vocabulary_size
-        ),
+    one = sequence_bytes(
+        model.context_length, model.hidden_size, model.num_layers, settings.vocabulary_size
     )
+    return step.cpu_micro_batch(start, one * settings.ranks)

@@ -156,6 +156,9 @@ def test_a_bug_is_called_a_bug(daemon) -> None:
         (["start", "."], ". is a folder, as Docker makes it where a file to mount is missing"),
         (["start", "run.toml", "--device", "tpu"], "--device: use 'cpu', 'cuda' or 'cuda:N'"),
         (["start", "run.toml", "--threads", "0"], "--threads: must be from 1"),
+        (["start", "run.toml", "--gpus", "0"], "--gpus: use 'all', how many (from 1), or which"),
+        (["start", "run.toml", "--gpus", "1,1"], "--gpus: name each GPU once"),
+        (["start", "run.toml", "--gpus", "9", "--device", "cpu"], "has 8 sequences"),
         (["start", "run.toml", "--overlap-steps", "-1"], "--overlap-steps: must be from 0"),
         (["start", "run.toml", "--stage", "1"], "No such option: --stage"),
         (["start", "run.toml", "--overlap-steps", "2"], "this run waits for no fragments"),
@@ -202,6 +205,29 @@ def test_a_device_that_is_not_here_is_refused_before_the_daemon_runs(
     assert f"device = {missing} (command line): device '{missing}' is not here" in result.stderr
     assert not daemon.calls
     assert loco(*command, "--device", "cpu").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--gpus 5", "gpus = 5 (command line): there are 4 CUDA devices; use cuda:0 to cuda:3"),
+        ("--gpus 1,4", "gpus = 1,4 (command line): there are 4 CUDA devices"),
+        ("--gpus all --device cpu", "--device cpu has no GPUs to choose from; give a number of"),
+        ("--gpus 2 --device cuda:1", "--device cuda:1 is one device; leave one of the two"),
+    ],
+)
+def test_gpus_that_are_not_here_are_refused_before_the_daemon_runs(
+    daemon, monkeypatch, options: str, sentence: str
+) -> None:
+    """On a machine that seems to have four: the tests run where there is none, too."""
+    run_toml()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    result = loco("start", "run.toml", *options.split())
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert not daemon.calls
+    assert loco("start", "run.toml", "--gpus", "all").exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ PEER_OPTIONS = [
     "--device",
     "--exit-when-done",
     "--export-when-done",
+    "--gpus",
     "--grace",
     "--home",
     "--json-ready",

@@ -93,6 +93,15 @@ def test_a_model_that_cannot_be_made_is_told(monkeypatch, capsys):
     assert channel.events == [Failed("unusable", "no such checkpoint")]
 
 
+def test_more_devices_than_a_step_has_sequences_are_refused(capsys):
+    spec = RunSpec.model_validate({"training": {"batch_size": 2}})
+    settings = replace(SETTINGS, spec=spec.to_bytes(), devices=("cuda:0", "cuda:1", "cuda:2"))
+    channel = FakeChannel()
+    assert tasks.train(channel, lambda: tasks.build(settings, -1, -1, channel)) == 1
+    (failed,) = channel.events
+    assert (failed.reason, failed.detail[:34]) == ("unusable", "a step has 2 sequences (training.b")
+
+
 class FullDevice(Stepper):
     """A stepper on a device that holds two sequences, or fewer beside moments."""
 

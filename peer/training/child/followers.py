@@ -1,0 +1,98 @@
+"""The ranks beside rank 0: processes of the same program.
+
+Any rank's end is the trainer's end, and nothing stays behind:
+
+    a follower ends     a thread of rank 0 sees the end of its socket, says why, and ends rank 0
+    rank 0 ends         the followers' sockets end (pipe.py), and Linux kills one that is stopped
+    the daemon ends     rank 0's socket ends
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from msgspec.structs import replace
+
+from peer.runtime.child_frames import READ_BYTES, FrameDecoder, PipeError, encode
+from peer.runtime.child_process import how_it_ended
+from peer.training.messages import Begin, Failed, TrainerSettings
+from peer.training.pipe import FROM_TRAINER
+
+PROGRAM: Final = "peer.training.child"
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def start_followers(
+    settings: TrainerSettings, store_fd: int, report: Callable[[Failed], None]
+) -> None:
+    """Start ranks 1 and up. When one ends the reason is reported, and this process exits."""
+    ended = threading.Lock()
+    for rank in range(1, len(settings.devices)):
+        process, line = _start(replace(settings, rank=rank), store_fd)
+        watch = _Watch(f"rank {rank} of {len(settings.devices)}", process, line, report, ended)
+        threading.Thread(target=watch.run, name=f"rank {rank}", daemon=True).start()
+
+
+def _start(
+    settings: TrainerSettings, store_fd: int
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", PROGRAM, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+        )
+    begin = encode(Begin("follow", settings, 1))
+    sent = socket.send_fds(ours, [begin], [store_fd])
+    ours.sendall(begin[sent:])
+    return process, ours
+
+
+class _Watch:
+    """Waits for the end of a follower, in a thread of its own."""
+
+    def __init__(
+        self,
+        title: str,
+        process: subprocess.Popen[bytes],
+        line: socket.socket,
+        report: Callable[[Failed], None],
+        ended: threading.Lock,
+    ) -> None:
+        self._title, self._process, self._line = title, process, line
+        self._report, self._ended = report, ended
+
+    def run(self) -> None:
+        failed = self._last_words()
+        status = self._process.wait()
+        self._ended.acquire()  # whoever ended first is told of; this process ends with the lock
+        if failed is not None:
+            self._report(replace(failed, detail=f"{self._title}: {failed.detail}"))
+        else:
+            os.write(2, f"{self._title} {how_it_ended(status)}\n".encode())
+        os._exit(1)
+
+    def _last_words(self) -> Failed | None:
+        """Read until the follower's end; it says nothing but why it failed."""
+        frames, failed = FrameDecoder(FROM_TRAINER), None
+        try:
+            while data := self._line.recv(READ_BYTES):
+                for said in frames.feed(data):
+                    failed = said if isinstance(said, Failed) else failed
+        except (OSError, PipeError):
+            pass
+        return failed
+
+
+def die_with_rank_0() -> None:
+    """Have Linux kill this process when rank 0 is gone, even if it is stopped."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

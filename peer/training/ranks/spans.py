@@ -1,0 +1,50 @@
+"""The span of the flat vector that each rank's optimizer moves.
+
+A rank is one of the processes of a machine that train one model together (group.py). Spans are
+contiguous, in the order of the ranks, and cover the vector. AdamW's values may be cut wherever a
+block of the codecs ends; Muon's matrices are whole, for its iteration needs all of a matrix. So
+that all ranks are done at the same time, spans are of equal work and not of equal length.
+"""
+
+from collections.abc import Collection
+from itertools import pairwise
+from typing import Final
+
+from protocol.run.layout import ALIGNMENT, Layout, LayoutEntry
+
+ADAMW_WORK: Final = 128
+"""Work of AdamW for a value; that of Muon is the shorter side of its matrix, for its products. Both
+move a value through memory. Estimated from a GPU's data sheet, not measured."""
+
+
+def spans_of(layout: Layout, count: int, muon: Collection[int]) -> tuple[slice, ...]:
+    """A span for each of `count` ranks; some are empty where the vector is too short.
+
+    Args:
+        muon: offsets of the matrices that are Muon's.
+    """
+    total = sum(_work(entry, muon) for entry in layout.entries)
+    cuts = [_cut(layout, muon, total * rank // count) for rank in range(1, count)]
+    return tuple(slice(*span) for span in pairwise((0, *cuts, layout.padded_parameters)))
+
+
+def _cut(layout: Layout, muon: Collection[int], target: int) -> int:
+    """The place before which about so much of the work lies."""
+    for entry in layout.entries:
+        work = _work(entry, muon)
+        if target < work:
+            if entry.offset in muon:
+                return entry.offset + (entry.padded_size if 2 * target > work else 0)
+            return entry.offset + target // ADAMW_WORK // ALIGNMENT * ALIGNMENT
+        target -= work
+    return layout.padded_parameters
+
+
+def _work(entry: LayoutEntry, muon: Collection[int]) -> int:
+    return entry.padded_size * (min(entry.shape) if entry.offset in muon else ADAMW_WORK)
+
+
+def shared_part(one: slice, other: slice) -> slice:
+    """What two slices have in common; an empty slice where that is nothing."""
+    start = max(one.start, other.start)
+    return slice(start, max(start, min(one.stop, other.stop)))
