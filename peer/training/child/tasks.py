@@ -30,7 +30,7 @@ from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import SocketChannel
 from peer.training.ports import Interrupted, NonFinite
 from protocol.errors import LocoError
-from protocol.run.needs import sequence_bytes
+from protocol.run.needs import sequence_memory
 from protocol.run.run_spec import RunSpec
 
 NICENESS_ON_CPU: Final = 10
@@ -152,10 +152,4 @@ def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, device: torch.d
     )
     if device.type != "cpu" or spec.training.micro_batch != "auto":
         return start
-    model = spec.model
-    return step.cpu_micro_batch(
-        start,
-        sequence_bytes(
-            model.context_length, model.hidden_size, model.num_layers, settings.vocabulary_size
-        ),
-    )
+    return step.cpu_micro_batch(start, sequence_memory(spec))
