@@ -161,7 +161,7 @@ class DecoderConfig(_Config):
 
     @property
     def active_matrices(self) -> int:
-        """Of them and the router, those that a token is multiplied with."""
+        """Values of the matrices that a token is multiplied with, a router's too."""
         return self._attention + self.experts_per_token * self._feed_forward + self._router
 
     @property

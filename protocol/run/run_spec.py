@@ -106,9 +106,9 @@ class ModelSection(Section):
     tie_embeddings: bool = True
     """Share the input and output embeddings."""
     experts: Annotated[int, Field(ge=2, le=1024)] = 8
-    """Of each layer, in a mixture of experts; not the models of [[experts]]."""
+    """Experts of each layer in a mixture; the models of [[experts]] are others."""
     experts_per_token: Annotated[int, Field(ge=1, le=1024)] = 2
-    """Of them, those that a token passes through."""
+    """Experts of a layer that a token passes through."""
     balance: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Weight of the auxiliary loss that spreads tokens evenly over experts."""
     init_from: str | None = None
