@@ -18,10 +18,13 @@ from pydantic import BaseModel
 
 from peer.options.config import ConfigError, check_stages
 from peer.options.needs_told import corpus_tokens_of, told_needs
+from protocol.run.families import MIXTURES
 from protocol.run.run_spec import (
     KEYS_OF_WHOLE_MODELS,
+    OF_MIXTURES,
     SOURCES,
     ExpertSection,
+    ModelSection,
     RunSpec,
     SyncSection,
     validated,
@@ -30,7 +33,7 @@ from protocol.run.sections import OptimizerSection, PipelineSection, Section, se
 from protocol.run.ways import CODECS, WAYS, others_keys
 
 SECTIONS: Final[Mapping[str, str]] = {
-    "model": "A Llama-family decoder.",
+    "model": "A decoder: llama, qwen3, mistral, gemma3_text, mixtral, ...",
     "data": "The corpus. `start` freezes it by digest: every peer trains on the same bytes.",
     "optimizer": "Inside each peer. Steps are nominal: those of the run, not of one machine.",
     "optimizer.muon": "Muon trains the matrices of the blocks; AdamW the rest.",
@@ -90,6 +93,8 @@ SET_BY_START: Final = frozenset(
         "frozen",
     }
 )
+OF_THEIR_OWN: Final = ("experts", "ensemble", "muon")
+"""Sections and tables below all keys, where they are chosen."""
 OF_EXPERTS: Final = ("experts.model.", "experts.training.", "experts.frozen.")
 """Sections inside an expert: their keys are explained where the run's own stand."""
 EXPLANATIONS: Final[Mapping[str, str]] = {
@@ -363,12 +368,12 @@ def _keys(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _is_idle(section: BaseModel, name: str) -> bool:
+    if isinstance(section, ModelSection) and name in OF_MIXTURES:
+        return section.family not in MIXTURES
     if isinstance(section, PipelineSection):
         return section.stages == 1
-    if isinstance(section, RunSpec):
-        return name in ("experts", "ensemble")  # tables of their own, below all keys
-    if isinstance(section, OptimizerSection):
-        return name == "muon"  # where it is chosen, it is a section, not a key
+    if isinstance(section, RunSpec | OptimizerSection):
+        return name in OF_THEIR_OWN
     if not isinstance(section, SyncSection):
         return False
     own = WAYS[section.method].section

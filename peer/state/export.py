@@ -25,7 +25,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
-    LlamaConfig,
     PreTrainedTokenizerFast,
     TextStreamer,
 )
@@ -35,6 +34,7 @@ from peer.runtime.files import USUAL_FILE
 from peer.training.corpus.tokenizer import BYTES, ByteTokenizer, FileTokenizer, Tokenizer
 from peer.training.model import model_config, model_shapes
 from protocol.content.samples import Float32Vector
+from protocol.run.families import FAMILIES
 from protocol.run.layout import Layout, stage_layers
 from protocol.run.run_spec import RunSpec
 
@@ -95,17 +95,17 @@ def export_hugging_face(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _config(spec: RunSpec, layout: Layout, tokenizer: Tokenizer) -> LlamaConfig:
+def _config(spec: RunSpec, layout: Layout, tokenizer: Tokenizer) -> Any:
     """The model's config. Raises ValueError: its parameters do not lie as `layout` says."""
     embeddings = (entry.shape[0] for entry in layout.entries if entry.name == _EMBEDDING)
     vocabulary_size = next(embeddings, 1)
     if Layout.from_shapes(model_shapes(spec, vocabulary_size)).digest != layout.digest:
         raise ValueError("the layout is not that of the run spec's model")
     config = model_config(spec, vocabulary_size)
-    config.architectures = ["LlamaForCausalLM"]
+    config.architectures = [FAMILIES[config.model_type].architecture]
     config.dtype = torch.float32
     config.use_cache = True  # off in training, wanted for generating
-    if spec.model.init_from is None:  # Llama's own are tokens of another vocabulary
+    if spec.model.init_from is None:  # the family's own are tokens of another vocabulary
         config.bos_token_id = None
         config.eos_token_id = next(iter(tokenizer.separator), None)
     return config

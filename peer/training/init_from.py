@@ -1,17 +1,20 @@
 """A checkpoint that a run begins from: looked at before anything is started.
 
-    model.init_from    a folder or a name on the hub, in Hugging Face format, of the Llama family
+    model.init_from    a folder or a name on the hub, in Hugging Face format, of a family in
+                       protocol/run/families.py; it says the family, unless the user's text does
     data.tokenizer     follows the checkpoint, unless the user's text names one
 
 With another tokenizer the embeddings stand for other words, and only a high loss shows it. So a
 tokenizer that gives any of the checkpoint's tokens another number is refused.
 """
 
+import difflib
 import json
 from collections.abc import Mapping
 from typing import Any, Final
 
 from protocol.errors import InvalidRunSpec
+from protocol.run.families import FAMILIES
 from protocol.run.run_spec import RunSpec
 
 from .corpus.tokenizer import (
@@ -23,7 +26,6 @@ from .corpus.tokenizer import (
     tokenizer_file,
 )
 
-FAMILY: Final = "llama"
 HIGHEST_USUAL_RATE: Final = 1e-4
 """A learning rate above it is one for training from nothing."""
 
@@ -40,7 +42,12 @@ def with_checkpoint(written: RunSpec) -> RunSpec:
     if source is None:
         _vocabulary_of(named)
         return written
-    rows = _embedding_rows(source)
+    family, rows = _family_and_rows(source)
+    if "family" in written.model.model_fields_set and written.model.family != family:
+        raise InvalidRunSpec(
+            f"model.family = '{written.model.family}', and model.init_from = '{source}' is a"
+            f" {family!r} model: leave model.family out, which takes the checkpoint's"
+        )
     found = _its_tokenizer(source)
     if "tokenizer" in written.data.model_fields_set:
         vocabulary = _vocabulary_of(named)
@@ -74,25 +81,26 @@ def rate_hint(spec: RunSpec) -> str | None:
     )
 
 
-def _embedding_rows(source: str) -> int:
-    """Rows of the checkpoint's embedding. Raises InvalidRunSpec: it is no Llama checkpoint."""
+def _family_and_rows(source: str) -> tuple[str, int]:
+    """A checkpoint's family, and the rows of its embedding. Raises InvalidRunSpec: it has none."""
     try:
         config: Any = json.loads(model_file(source, "config.json"))
         family, rows = config.get("model_type"), int(config.get("vocab_size", 0))
     except (ValueError, TypeError, AttributeError, OSError) as error:
         raise InvalidRunSpec(f"model.init_from: {error}") from error
-    if family != FAMILY:
+    if family not in FAMILIES:
+        near = difflib.get_close_matches(str(family), FAMILIES, n=1)
         raise InvalidRunSpec(
-            f"model.init_from: {source} is a {family!r} model, and only the Llama family is"
-            f' supported (config.json with "model_type": "{FAMILY}"): give such a checkpoint, or'
-            " leave init_from out"
+            f"model.init_from: {source} is a {family!r} model, and these families are supported:"
+            f" {', '.join(FAMILIES)}"
+            + (f"; did you mean a {near[0]!r} checkpoint?" if near else "")
         )
     if config.get("quantization_config") is not None:
         raise InvalidRunSpec(
             f"model.init_from: {source} is quantised, and training takes whole weights: give the"
             " checkpoint that it was made of, in fp32, fp16 or bf16"
         )
-    return rows
+    return family, rows
 
 
 def _its_tokenizer(source: str) -> Vocabulary | None:

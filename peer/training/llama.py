@@ -26,6 +26,7 @@ _SUPPORTED: Final = {
     "attention_dropout": (0,),
     "hidden_act": ("silu",),
     "mlp_bias": (False,),
+    "model_type": ("llama",),
     "pad_token_id": (None,),
     "rope_scaling": (None,),
 }

@@ -8,38 +8,64 @@ Shapes: P padded parameters, B sequences, T tokens of a sequence, V vocabulary.
 """
 
 import json
+import math
+from collections.abc import Iterator
+from importlib.metadata import version
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from protocol.fragment.fragments import BLOCK_OF
+from protocol.run.families import FAMILIES, config_of_sizes, known_keys
 from protocol.run.layout import Layout, LayoutEntry
-from protocol.run.run_spec import ModelSection, RunSpec
-from protocol.run.sections import known_keys
+from protocol.run.run_spec import RunSpec
 
 from .llama import Config, Llama, is_supported
 
-if TYPE_CHECKING:  # to import it takes longer than torch (llama.py)
-    from transformers import LlamaConfig
+ROUTER: Final = ".mlp.gate.weight"
+"""End of the name of a matrix that Muon leaves to AdamW: its rows are experts, not directions."""
+FUSED_PAIR: Final = ".gate_up_proj"
+"""End of the name of two matrices of each expert, one above the other."""
 
 
-def model_config(spec: RunSpec, vocabulary_size: int) -> "LlamaConfig":
-    """`config_of` as an object of transformers. Raises as `config_of` does."""
-    from transformers import LlamaConfig
+def model_config(spec: RunSpec, vocabulary_size: int) -> Any:
+    """`config_of` as the family's PretrainedConfig. Raises as `config_of` does."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    config: LlamaConfig = LlamaConfig.from_dict(
-        dict(config_of(spec, vocabulary_size)), attn_implementation="sdpa"
-    )
-    return config
+    tree = dict(config_of(spec, vocabulary_size))
+    family = tree.get("model_type", "llama")
+    if (installed := version("transformers")).startswith("4."):
+        tree = _as_before_5(tree, installed)
+    return CONFIG_MAPPING[family].from_dict(tree, attn_implementation="sdpa")
+
+
+def _as_before_5(tree: dict[str, Any], installed: str) -> dict[str, Any]:
+    """The keys by which transformers 4 knows rotary positions. Raises ValueError: a mixture."""
+    family = FAMILIES[tree.get("model_type", "llama")]
+    if family.is_mixture:
+        raise ValueError(
+            f"{tree['model_type']} needs transformers 5: {installed}, which is installed here, lays"
+            " experts out otherwise, so their weights could not be averaged; pip install"
+            " 'transformers>=5'"
+        )
+    rope = tree.pop("rope_parameters", None) or {}
+    if "sliding_attention" in rope:
+        tree["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    rope = dict(rope)
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if key in rope:
+            tree[key] = rope.pop(key)
+    return {**tree, "rope_scaling": rope} if rope.get("rope_type", "default") != "default" else tree
 
 
 def config_of(spec: RunSpec, vocabulary_size: int) -> Config:
     """The config.json of a run's model: the frozen one, else by checkpoint or sizes.
 
-    Raises ValueError where a checkpoint is not of the Llama family, or has too small a vocabulary,
+    Raises ValueError where a checkpoint is of an unknown family, or has too small a vocabulary,
     and OSError where it cannot be read.
     """
     if spec.frozen is not None:
@@ -47,43 +73,17 @@ def config_of(spec: RunSpec, vocabulary_size: int) -> Config:
         return frozen
     if spec.model.init_from is not None:
         return _of_checkpoint(spec.model.init_from, vocabulary_size)
-    return _of_sizes(spec.model, vocabulary_size)
-
-
-def _of_sizes(section: ModelSection, vocabulary_size: int) -> Config:
-    return {
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "head_dim": section.hidden_size // section.num_heads,
-        "hidden_act": "silu",
-        "hidden_size": section.hidden_size,
-        "initializer_range": 0.02,
-        "intermediate_size": section.intermediate_size,
-        "max_position_embeddings": section.context_length,
-        "mlp_bias": False,
-        "model_type": "llama",
-        "num_attention_heads": section.num_heads,
-        "num_hidden_layers": section.num_layers,
-        "num_key_value_heads": section.num_kv_heads or section.num_heads,
-        "pad_token_id": None,
-        "pretraining_tp": 1,
-        "rms_norm_eps": 1e-06,
-        "rope_parameters": {"rope_theta": section.rope_theta, "rope_type": "default"},
-        "tie_word_embeddings": section.tie_embeddings,
-        "use_cache": False,
-        "vocab_size": vocabulary_size,
-    }
+    return config_of_sizes(spec.model, vocabulary_size)
 
 
 def _of_checkpoint(source: str, vocabulary_size: int) -> Config:
-    from transformers import AutoConfig, LlamaConfig
+    from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(source)
-    if not isinstance(config, LlamaConfig):
+    if config.model_type not in FAMILIES:
         raise ValueError(
-            f"{source} is a {config.model_type!r} model; only the Llama family is supported"
+            f"{source} is a {config.model_type!r} model; these families are supported:"
+            f" {', '.join(FAMILIES)}"
         )
     if config.vocab_size < vocabulary_size:
         raise ValueError(
@@ -91,17 +91,19 @@ def _of_checkpoint(source: str, vocabulary_size: int) -> Config:
         )
     config.use_cache = False
     config.dtype = torch.float32
-    found: dict[str, Any] = json.loads(known_keys(config.to_json_string(use_diff=True)))
+    # Other families leave no size to the defaults (families.py).
+    text = config.to_json_string(use_diff=config.model_type == "llama")
+    found: dict[str, Any] = json.loads(known_keys(text))
     return found
 
 
 def initial_module(spec: RunSpec, vocabulary_size: int) -> nn.Module:
     """The model as the founder starts it, on the CPU in fp32: from seed or checkpoint."""
     if spec.frozen is None and spec.model.init_from is not None:
-        from transformers import LlamaForCausalLM
+        from transformers import AutoModelForCausalLM
 
         config = model_config(spec, vocabulary_size)
-        loaded: nn.Module = LlamaForCausalLM.from_pretrained(
+        loaded: nn.Module = AutoModelForCausalLM.from_pretrained(
             spec.model.init_from, config=config, dtype=torch.float32
         )
         return loaded
@@ -114,10 +116,10 @@ def empty_module(spec: RunSpec, vocabulary_size: int) -> nn.Module:
     config = config_of(spec, vocabulary_size)
     if is_supported(config):
         return Llama(config)
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    module: nn.Module = LlamaForCausalLM(model_config(spec, vocabulary_size)).float()
-    return module
+    module: nn.Module = AutoModelForCausalLM.from_config(model_config(spec, vocabulary_size))
+    return module.float().eval()  # without dropout
 
 
 def model_shapes(spec: RunSpec, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
@@ -149,14 +151,24 @@ class FlatModel:
             parameter.data = view
             parameter.grad = self.gradient_P[part].view(entry.shape)
         self._module = module
+        self._balance = _balance_of(module)
         self._forward = torch.compile(module) if compile else module
 
     def loss(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy, nats per token; int64 [B, T+1] tokens to a scalar."""
-        logits_BTV = self._forward(input_ids=tokens_BT[:, :-1]).logits
-        return functional.cross_entropy(
-            logits_BTV.reshape(-1, logits_BTV.shape[-1]).float(), tokens_BT[:, 1:].reshape(-1)
+        """Mean cross-entropy, nats per token; int64 [B, T+1] tokens to a scalar.
+
+        Its gradient is also that of a mixture's auxiliary loss, which its value leaves out: so
+        losses of all families and weights of that loss compare.
+        """
+        balances = self._balance > 0 and torch.is_grad_enabled()
+        told = {"output_router_logits": True} if balances else {}
+        out = self._forward(input_ids=tokens_BT[:, :-1], **told)
+        loss = functional.cross_entropy(
+            out.logits.reshape(-1, out.logits.shape[-1]).float(), tokens_BT[:, 1:].reshape(-1)
         )
+        if balances:
+            loss = loss + self._balance * (out.aux_loss - out.aux_loss.detach())
+        return loss
 
     def log_probs(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """Log-probabilities of the true tokens; int64 [B, T+1] tokens to fp32 [B, T]."""
@@ -185,11 +197,12 @@ class FlatModel:
         return [(leaves, decays) for leaves, decays in ((matrices, True), (rest, False)) if leaves]
 
     def block_matrices(self) -> list[nn.Parameter]:
-        """The matrices of the transformer blocks, each as a leaf parameter of its own shape."""
+        """The matrices of the blocks, each expert's too, as leaf parameters of their own shapes."""
         return [
-            self.leaf(slice(entry.offset, entry.offset + entry.size), entry.shape)
+            self.leaf(slice(start, start + shape[0] * shape[1]), shape)
             for entry in self.layout.entries
             if _is_block_matrix(entry)
+            for start, shape in _matrices_of(entry)
         ]
 
     def leaf(self, part: slice, shape: tuple[int, ...] = (-1,)) -> nn.Parameter:
@@ -199,5 +212,19 @@ class FlatModel:
         return leaf
 
 
+def _balance_of(module: nn.Module) -> float:
+    """The weight of its auxiliary loss; 0 where it has none."""
+    return float(getattr(getattr(module, "config", None), "router_aux_loss_coef", 0.0))
+
+
 def _is_block_matrix(entry: LayoutEntry) -> bool:
-    return len(entry.shape) == 2 and BLOCK_OF.search(entry.name) is not None
+    is_in_block = BLOCK_OF.search(entry.name) is not None
+    return len(entry.shape) >= 2 and is_in_block and not entry.name.endswith(ROUTER)
+
+
+def _matrices_of(entry: LayoutEntry) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Where each matrix of a tensor begins in the flat vector, and its shape."""
+    *experts, rows, columns = entry.shape
+    halves = 2 if entry.name.endswith(FUSED_PAIR) else 1
+    for at in range(math.prod(experts) * halves):
+        yield entry.offset + at * (rows // halves) * columns, (rows // halves, columns)

@@ -18,15 +18,15 @@ Training state is counted in fp32: weights, gradient and two moments of each par
 one moment of the matrices of the blocks. Figures of the disk are upper bounds.
 """
 
-import json
 from dataclasses import dataclass
 from typing import Final
 
 from protocol.errors import InvalidRunSpec
 from protocol.gossip.round_length import LEAST_INNER_STEPS, LINE_SHARE
 
-from .run_spec import ModelSection, RunSpec
-from .sections import BOUNDARY_BITS, config_parameters
+from .families import DecoderConfig, decoder_of, decoder_of_sizes
+from .run_spec import RunSpec
+from .sections import BOUNDARY_BITS
 from .ways import CODECS
 
 BYTE_VOCABULARY: Final = 256
@@ -45,15 +45,20 @@ def parameters_of(spec: RunSpec) -> int:
     Raises InvalidRunSpec: the sizes are those of a checkpoint that is not read here.
     """
     if spec.frozen is not None:
-        return max(spec.frozen.parameters, config_parameters(spec.frozen.config))
+        return max(spec.frozen.parameters, _decoder(spec).parameters)
     if spec.model.init_from is not None:
         raise InvalidRunSpec(
             "model.init_from names a checkpoint, which is not read here; write the checkpoint's"
             " sizes into [model] of a copy of the run spec, and plan with that"
         )
-    model = spec.model
-    embeddings = vocabulary_of(spec) * model.hidden_size * (1 if model.tie_embeddings else 2)
-    return embeddings + model.num_layers * _layer_parameters(model) + model.hidden_size
+    return _decoder(spec).parameters
+
+
+def _decoder(spec: RunSpec) -> DecoderConfig:
+    """The model: as frozen, else by its sizes, which are not a checkpoint's."""
+    if spec.frozen is not None:
+        return decoder_of(spec.frozen.config)
+    return decoder_of_sizes(spec.model, vocabulary_of(spec))
 
 
 def least_parameters_of(spec: RunSpec) -> int:
@@ -67,7 +72,7 @@ def least_parameters_of(spec: RunSpec) -> int:
         return parameters_of(spec)
     if model.init_from is not None:
         return 0
-    return model.num_layers // stages * _layer_parameters(model)
+    return model.num_layers // stages * _decoder(spec).layer_parameters
 
 
 def vocabulary_of(spec: RunSpec) -> int:
@@ -78,25 +83,21 @@ def state_bytes_of(spec: RunSpec, parameters: int) -> int:
     values = 4 * parameters  # weight, gradient and two moments of each
     # The sizes of a checkpoint are not known here, and AdamW's state is the largest.
     if spec.optimizer.name == "muon" and spec.model.init_from is None:
-        values -= min(parameters, spec.model.num_layers * _layer_matrices(spec.model))
+        decoder = _decoder(spec)
+        values -= min(parameters, decoder.num_hidden_layers * decoder.layer_matrices)
     return values * FP32_BYTES
-
-
-def sequence_bytes(context_length: int, hidden_size: int, num_layers: int, vocabulary: int) -> int:
-    """Rough memory of one sequence's activations and logits, in fp32."""
-    values = hidden_size * num_layers * _BYTES_PER_HIDDEN_VALUE
-    return context_length * (values + vocabulary * _BYTES_PER_LOGIT)
 
 
 def flops_per_token(spec: RunSpec) -> float:
     """Operations of training on one token, forward and backward.
 
-    By PaLM (arXiv 2204.02311, appendix B): 6 for each weight of a matrix product, 12 L d T for
-    attention.
+    By PaLM (arXiv 2204.02311, appendix B): 6 for each active weight of a matrix product, 12 L d T
+    for attention; windows of attention are not counted as less.
     """
-    model = spec.model
-    weights = model.num_layers * _layer_matrices(model) + vocabulary_of(spec) * model.hidden_size
-    attention = 12 * model.num_layers * model.hidden_size * model.context_length
+    decoder = _decoder(spec)
+    layers = decoder.num_hidden_layers
+    weights = layers * decoder.active_matrices + decoder.vocab_size * decoder.hidden_size
+    attention = 12 * layers * decoder.query_width * spec.model.context_length
     return float(6 * weights + attention)
 
 
@@ -104,17 +105,6 @@ def training_flops(spec: RunSpec) -> float:
     """Operations of one peer that trains a run from beginning to end; the budget of an expert."""
     steps = spec.total_rounds * spec.sync.round_steps
     return steps * spec.tokens_per_step * flops_per_token(spec)
-
-
-def _layer_parameters(model: ModelSection) -> int:
-    return _layer_matrices(model) + 2 * model.hidden_size  # two norms
-
-
-def _layer_matrices(model: ModelSection) -> int:
-    hidden = model.hidden_size
-    kv_size = hidden // model.num_heads * (model.num_kv_heads or model.num_heads)
-    attention = 2 * hidden * hidden + 2 * hidden * kv_size
-    return attention + 3 * hidden * model.intermediate_size
 
 
 SPARE_BYTES: Final = 64 << 20
@@ -261,15 +251,14 @@ def has_momentum(spec: RunSpec) -> bool:
 
 
 def sequence_memory(spec: RunSpec) -> int:
-    """Activations of one sequence, as fp32 would have them."""
-    model = spec.model
-    hidden, layers, vocabulary = model.hidden_size, model.num_layers, vocabulary_of(spec)
-    if spec.frozen is not None:
-        config = json.loads(spec.frozen.config)
-        hidden = config.get("hidden_size", hidden)
-        layers = config.get("num_hidden_layers", layers)
-        vocabulary = config.get("vocab_size", vocabulary)
-    return sequence_bytes(model.context_length, hidden, layers, vocabulary)
+    """Rough memory of one sequence's activations and logits, as fp32 would have them.
+
+    Half of what a layer keeps is the feed-forward's, once for each expert of a token.
+    """
+    decoder = _decoder(spec)
+    kept = _BYTES_PER_HIDDEN_VALUE * (1 + decoder.experts_per_token) // 2
+    values = decoder.hidden_size * decoder.num_hidden_layers * kept
+    return spec.model.context_length * (values + decoder.vocab_size * _BYTES_PER_LOGIT)
 
 
 def _at_once(spec: RunSpec) -> tuple[int, int]:

@@ -28,6 +28,7 @@ from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_PARAMETERS, MAX_SPEC_BYTES, MAX_STAGES
 from protocol.names import printable
 
+from .families import MIXTURES, WITH_STAGES, config_fault, decoder_of, known_family
 from .layout import ALIGNMENT, expert_of_part, part_of_expert
 from .sections import (
     LIST,
@@ -40,8 +41,6 @@ from .sections import (
     OptimizerSection,
     PipelineSection,
     Section,
-    config_fault,
-    config_vocabulary,
     misfit,
     overlaid,
     section_in,
@@ -55,7 +54,11 @@ AUTO_ROUND_STEPS: Final = 64
 SOURCES: Final = ("stdlib", "text", "tokens", "jsonl", "parquet", "hf")
 STDLIB_BYTES: Final = 8_000_000
 """Bound of the `stdlib` corpus, so that a joiner has it within seconds over a home uplink."""
+OF_MIXTURES: Final = ("experts", "experts_per_token", "balance")
+"""Keys of [model] that say nothing to a family without experts."""
 LATER_KEYS: Final = (
+    *(("model", key) for key in OF_MIXTURES),
+    *(("experts", "model", key) for key in OF_MIXTURES),
     ("optimizer", "name"),
     ("optimizer", "muon"),
     ("sync", "diloco", "robust"),
@@ -82,10 +85,10 @@ MOST_FAULTS_TOLD: Final = 10
 
 
 class ModelSection(Section):
-    """A Llama-family decoder, from these sizes or from a checkpoint."""
+    """A decoder, from these sizes or from a checkpoint."""
 
-    family: Literal["llama"] = "llama"
-    """Only 'llama' so far."""
+    family: Annotated[str, AfterValidator(known_family)] = "llama"
+    """What transformers calls model_type (families.py)."""
     hidden_size: Annotated[int, Field(ge=8, le=65536)] = 128
     """Width; a multiple of 2 * num_heads."""
     intermediate_size: Annotated[int, Field(ge=8, le=1 << 20)] = 384
@@ -102,6 +105,12 @@ class ModelSection(Section):
     """Base of the rotary position embedding."""
     tie_embeddings: bool = True
     """Share the input and output embeddings."""
+    experts: Annotated[int, Field(ge=2, le=1024)] = 8
+    """Experts of each layer in a mixture; the models of [[experts]] are others."""
+    experts_per_token: Annotated[int, Field(ge=1, le=1024)] = 2
+    """Experts of a layer that a token passes through."""
+    balance: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Weight of the auxiliary loss that spreads tokens evenly over experts."""
     init_from: str | None = None
     """Begin from this checkpoint (folder or hub id): sizes, tokenizer, weights."""
 
@@ -114,6 +123,13 @@ class ModelSection(Section):
             yield self._misfit(
                 "num_heads", f"must be a multiple of num_kv_heads ({self.num_kv_heads})"
             )
+        if self.family not in MIXTURES:
+            for key in OF_MIXTURES:
+                if not self._has_default(key):
+                    what = f"says nothing to '{self.family}': use family = '{MIXTURES[0]}'"
+                    yield self._misfit(key, f"{what}, or leave it out")
+        elif self.experts_per_token > self.experts:
+            yield self._misfit("experts_per_token", f"must be 1 to {self.experts}, the experts")
 
 
 class DataSection(Section):
@@ -270,7 +286,7 @@ class FrozenSection(Section):
     """What the founder's `start` found out, so that no joiner has to."""
 
     config: Annotated[str, Field(max_length=65536)]
-    """The model's configuration as Hugging Face's config.json, of the keys in sections.py."""
+    """The model's configuration as Hugging Face's config.json, of the keys in families.py."""
     layout_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{32,64}$")]
     parameters: Annotated[int, Field(ge=1, le=MAX_PARAMETERS)]
     padded_parameters: Annotated[int, Field(ge=128, multiple_of=128, le=2 * MAX_PARAMETERS)]
@@ -284,12 +300,14 @@ SEED: Final = "seed"
 FRESH: Final = "fresh"
 NONE: Final = "none"
 SIZES: Final = (
+    "family",
     "hidden_size",
     "intermediate_size",
     "num_layers",
     "num_heads",
     "num_kv_heads",
     "tie_embeddings",
+    "experts",
 )
 """Keys of [model] that must be equal where one expert begins with another's weights."""
 ONE_TOKENIZER: Final = (
@@ -421,6 +439,9 @@ class RunSpec(Section):
         if stages > layers and self.model.init_from is None:
             what = f"a stage needs a layer; at most model.num_layers ({layers})"
             yield misfit("pipeline.stages", what, stages)
+        if stages > 1 and self.model.family not in WITH_STAGES:
+            what = f"'{self.model.family}' is not cut into stages; {', '.join(WITH_STAGES)} are"
+            yield misfit("pipeline.stages", what, stages)
         if stages > 1 and self.model.context_length * self.model.hidden_size % ALIGNMENT:
             what = (
                 "a boundary has model.context_length * model.hidden_size values,"
@@ -483,7 +504,7 @@ class RunSpec(Section):
             )
             yield misfit(f"{where}.begin", what, SEED)
         tokens = [
-            config_vocabulary(each.frozen.config)
+            decoder_of(each.frozen.config).vocab_size
             for each in (first, expert)
             if each.frozen is not None
         ]
@@ -603,10 +624,15 @@ class RunSpec(Section):
 
 
 def _leave_out_default(section: Any, tree: Any, path: list[str], key: str) -> None:
-    for name in path:
-        section, tree = getattr(section, name), tree[name]
-        if section is None:
-            return
+    if isinstance(section, tuple):
+        for each, its_tree in zip(section, tree, strict=True):
+            _leave_out_default(each, its_tree, path, key)
+        return
+    if section is None:
+        return
+    if path:
+        _leave_out_default(getattr(section, path[0]), tree.get(path[0]), path[1:], key)
+        return
     if getattr(section, key) == type(section).model_fields[key].default:
         del tree[key]
 

@@ -11,15 +11,8 @@ The limits differ between the published versions of SkipPipe:
 The defaults are those of the last release, without swaps: they cost learning and saved no time
 (docs/results/pipeline_learning.md). The later fork lets every tenth iteration skip nothing
 (`full_every`); the releases have no such rule.
-
-The founder freezes the model's configuration as Hugging Face's config.json, and every joiner hands
-it to transformers. A founder may be hostile, so only listed keys get there: sizes, numbers and
-names of a Llama decoder. A key that could name code (`auto_map`, `trust_remote_code`), a file
-(`_name_or_path`) or another loader (`quantization_config`) is refused by name. Each size is
-bounded, and MAX_PARAMETERS bounds the parameters that they make together.
 """
 
-import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
@@ -29,18 +22,17 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from protocol.address.peer_id import public_key_from_peer_id
 from protocol.errors import RemoteProtocolError
-from protocol.limits import MAX_PARAMETERS, MAX_STAGES
+from protocol.limits import MAX_STAGES
 
 # --- any section ----------------------------------------------------------------------------------
 MAX_LISTED: Final = 1024
-"""Peers that a list of admission names; four times as many values in a list of the model's."""
+"""Peers that a list of admission names."""
 MAX_STEPS: Final = 1 << 40
 """Bound of all numbers of steps: every float and integer on the wire and on the disk holds it."""
 LIST: Final = Field(strict=False)
@@ -314,122 +306,3 @@ def without_streaming(tree: dict[str, Any]) -> dict[str, Any]:
     if section["fragments"] == "whole":
         raise misfit("streaming.fragments", STREAMING_WHOLE_GONE, "whole")
     return {**tree, "method": "noloco", "noloco": section}
-
-
-# --- frozen config --------------------------------------------------------------------------------
-_Size = Annotated[int, Field(ge=1, le=1 << 20)]
-_Count = Annotated[int, Field(ge=1, le=1024)]
-_Token = Annotated[int, Field(ge=-1, le=1 << 24)]
-_Tokens = _Token | Annotated[list[_Token], Field(max_length=4 * MAX_LISTED)] | None
-_Theta = Annotated[float, Field(ge=1e-3, le=1e12)]
-_Real = Annotated[float, Field(ge=0, le=1e6)]
-_Factors = Annotated[list[_Real], Field(max_length=4 * MAX_LISTED)]
-_RopeType = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3"]
-_DType = Literal["float32", "bfloat16", "float16"] | None
-
-
-class _Config(BaseModel):
-    """Defaults are those of transformers; what is left out stays out."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
-    )
-
-
-class _Rope(_Config):
-    rope_type: _RopeType = "default"
-    type: _RopeType = "default"
-    rope_theta: _Theta = 10_000.0
-    original_max_position_embeddings: _Size = 2048
-    long_factor: _Factors = []
-    short_factor: _Factors = []
-    truncate: bool = True
-    factor: _Real | None = None
-    low_freq_factor: _Real | None = None
-    high_freq_factor: _Real | None = None
-    attention_factor: _Real | None = None
-    beta_fast: _Real | None = None
-    beta_slow: _Real | None = None
-    mscale: _Real | None = None
-    mscale_all_dim: _Real | None = None
-    partial_rotary_factor: _Real | None = None
-
-
-class _LlamaConfig(_Config):
-    model_type: Literal["llama"] = "llama"
-    architectures: (
-        Annotated[list[Literal["LlamaForCausalLM"]], Field(max_length=4 * MAX_LISTED)] | None
-    ) = None
-    hidden_act: Literal["silu", "gelu", "relu"] = "silu"
-    vocab_size: _Size = 32_000
-    hidden_size: Annotated[int, Field(ge=1, le=1 << 16)] = 4096
-    intermediate_size: _Size = 11_008
-    num_hidden_layers: _Count = 32
-    num_attention_heads: _Count = 32
-    num_key_value_heads: _Count | None = None
-    head_dim: Annotated[int, Field(ge=1, le=1 << 12)] | None = None
-    max_position_embeddings: _Size = 2048
-    pretraining_tp: Annotated[int, Field(ge=1, le=1)] = 1
-    rope_theta: _Theta = 10_000.0
-    rope_parameters: _Rope | None = None
-    rope_scaling: _Rope | None = None
-    rms_norm_eps: Annotated[float, Field(ge=0, le=1)] = 1e-6
-    initializer_range: Annotated[float, Field(ge=0, le=10)] = 0.02
-    attention_dropout: Annotated[float, Field(ge=0, le=0.9)] = 0.0
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    tie_word_embeddings: bool = False
-    use_cache: bool = True
-    bos_token_id: _Tokens = None
-    eos_token_id: _Tokens = None
-    pad_token_id: _Tokens = None
-    dtype: _DType = None
-    torch_dtype: _DType = None
-    transformers_version: Annotated[str, Field(pattern=r"^[ -~]{0,32}$")] = ""
-
-    @property
-    def parameters(self) -> int:
-        """Without norms and biases."""
-        hidden, heads = self.hidden_size, self.num_attention_heads
-        head = self.head_dim or max(1, hidden // heads)
-        attention = 2 * hidden * head * (heads + (self.num_key_value_heads or heads))
-        layer = attention + 3 * hidden * self.intermediate_size
-        embeddings = 1 if self.tie_word_embeddings else 2
-        return self.num_hidden_layers * layer + embeddings * self.vocab_size * hidden
-
-
-def known_keys(text: str) -> str:
-    """The configuration without the keys that a run spec may not hold."""
-    known = _LlamaConfig.model_fields
-    return json.dumps({key: value for key, value in json.loads(text).items() if key in known})
-
-
-def config_parameters(text: str) -> int:
-    """Parameters that a valid configuration makes, without norms and biases."""
-    return _LlamaConfig.model_validate_json(text).parameters
-
-
-def config_vocabulary(text: str) -> int:
-    """Tokens that a valid configuration knows."""
-    return _LlamaConfig.model_validate_json(text).vocab_size
-
-
-def config_fault(text: str) -> str | None:
-    """Why this configuration cannot be used; None when it can."""
-    try:
-        tree = json.loads(text)
-    except (ValueError, RecursionError):
-        return "is not JSON"
-    if not isinstance(tree, dict):
-        return "is not a table"
-    try:
-        count = _LlamaConfig.model_validate(tree).parameters
-    except ValidationError as error:
-        key = str(error.errors()[0]["loc"][0])
-        if key not in _LlamaConfig.model_fields:
-            return f"has the key {key[:64]!r}, which a run's model may not have"
-        return f"has a {key} of {json.dumps(tree[key])[:64]}, which is not allowed"
-    if count > MAX_PARAMETERS:
-        sizes = "num_hidden_layers, hidden_size, ..."
-        return f"makes {count:.3g} parameters ({sizes}); at most {MAX_PARAMETERS:.3g} are allowed"
-    return None

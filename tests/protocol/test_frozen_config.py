@@ -6,8 +6,8 @@ import pytest
 
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_PARAMETERS
-from protocol.run.run_spec import FrozenSection, RunSpec, parse_bytes
-from protocol.run.sections import config_fault, known_keys
+from protocol.run.families import FAMILIES, config_fault, config_of_sizes, known_keys
+from protocol.run.run_spec import FrozenSection, ModelSection, RunSpec, parse_bytes
 
 PLAIN = {
     "model_type": "llama",
@@ -60,6 +60,46 @@ def test_anything_else_is_refused_and_the_key_is_named(key, value):
     fault = config_fault(json.dumps({**PLAIN, key: value}))
     assert fault is not None
     assert key in fault
+
+
+def config_of(family: str) -> dict[str, object]:
+    return config_of_sizes(ModelSection(family=family), 256)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_has_its_own_keys(family):
+    tree = config_of(family)
+    assert config_fault(json.dumps(tree)) is None
+    for key, value in {
+        "auto_map": {"AutoModel": "evil--repo.module"},
+        "_name_or_path": "/etc/passwd",
+        "quantization_config": {"quant_method": "awq"},
+        "architectures": ["Evil"],
+        "attn_implementation": "somebody/kernel",
+        "experts_implementation": "somebody/kernel",
+        "rope_scaling": {"rope_type": "../x"},
+        "layer_types": ["somebody/kernel"],
+        "hidden_activation": "__import__",
+        "num_hidden_layers": 10**6,
+    }.items():
+        fault = config_fault(json.dumps({**tree, key: value}))
+        assert fault is not None
+        assert key in fault
+
+
+@pytest.mark.parametrize("family", FAMILIES.keys() - {"llama"})
+@pytest.mark.parametrize("size", ["hidden_size", "vocab_size", "tie_word_embeddings"])
+def test_no_size_is_left_to_the_defaults_of_transformers(family, size):
+    tree = config_of(family)
+    del tree[size]
+    assert config_fault(json.dumps(tree)) == f"has no {size}"
+
+
+def test_experts_that_are_not_counted_are_many():
+    tree = config_of("mixtral") | {"hidden_size": 4096, "num_hidden_layers": 100}
+    assert config_fault(json.dumps(tree)) is None
+    del tree["num_local_experts"]
+    assert "parameters" in (config_fault(json.dumps(tree)) or "")
 
 
 def test_sizes_that_pass_one_by_one_may_not_pass_together():

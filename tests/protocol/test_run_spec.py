@@ -70,6 +70,18 @@ def test_bytes_are_canonical_and_come_back() -> None:
         ("[training]\nbatch_size = 0", r"training.batch_size: .*greater than or equal to 1"),
         ("[model]\nhidden_size = 100\nnum_heads = 3", r"multiple of 2 \* num_heads"),
         ("[model]\nnum_heads = 4\nnum_kv_heads = 3", "multiple of num_kv_heads"),
+        ('model.family = "qwen_3"', r"^model.family: unknown: use .*; did you mean 'qwen3'\? .got"),
+        ('model.family = "zzzz"', r"^model.family: unknown: use one of llama, [^?]* .got 'zzzz'.$"),
+        ("model.experts = 4", "^model.experts: says nothing to 'llama': use family = 'mixtral'"),
+        ("model.balance = 0.0", "^model.balance: says nothing to 'llama'"),
+        (
+            'model = { family = "mixtral", experts = 4, experts_per_token = 5 }',
+            "^model.experts_per_token: must be 1 to 4, the experts .got 5.$",
+        ),
+        (
+            'model.family = "gemma3_text"\npipeline.stages = 2\n',
+            "^pipeline.stages: 'gemma3_text' is not cut into stages; llama, qwen2, .* are .got 2.$",
+        ),
         ("[sync]\ngamma = 2.0", "diverges"),
         ("[data]\nsource = 'http:x'", "unknown data source"),
         ("[sync", "not TOML"),
@@ -251,6 +263,13 @@ def test_a_run_that_was_founded_when_error_feedback_was_a_key_keeps_its_id() -> 
     with_feedback = spec.to_bytes().replace(b'"error_feedback":false', b'"error_feedback":true')
     with pytest.raises(InvalidRunSpec, match="error feedback is gone"):
         parse_bytes(with_feedback)
+
+
+def test_a_family_without_experts_says_nothing_of_them_in_signed_bytes() -> None:
+    assert b"balance" not in RunSpec().to_bytes() + parse_toml(EXPERTS).to_bytes()
+    spec = parse_toml('model = { family = "mixtral", experts = 4 }')
+    assert json.loads(spec.to_bytes())["model"]["experts"] == 4
+    assert parse_bytes(spec.to_bytes()) == spec
 
 
 def test_a_default_that_is_left_out_of_the_bytes_may_not_be_in_them() -> None:

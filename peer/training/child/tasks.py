@@ -34,7 +34,7 @@ from peer.training.ports import Interrupted, NonFinite
 from peer.training.ranks.group import ALONE, Order, Ranks
 from peer.training.shared import code_memory
 from protocol.errors import LocoError
-from protocol.run.needs import sequence_bytes
+from protocol.run.needs import sequence_memory
 from protocol.run.run_spec import RunSpec
 
 NICENESS_ON_CPU: Final = 10
@@ -212,8 +212,4 @@ def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, device: torch.d
     start = step.starting_micro_batch(spec.training.micro_batch, share, settings.micro_batch_cap)
     if device.type != "cpu" or spec.training.micro_batch != "auto":
         return start
-    model = spec.model
-    one = sequence_bytes(
-        model.context_length, model.hidden_size, model.num_layers, settings.vocabulary_size
-    )
-    return step.cpu_micro_batch(start, one * settings.ranks)
+    return step.cpu_micro_batch(start, sequence_memory(spec) * settings.ranks)

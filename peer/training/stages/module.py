@@ -7,19 +7,15 @@ machine ever needs the whole model.
 Shapes: B sequences, T tokens, D width of the model, V vocabulary.
 """
 
+import sys
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import (
-    LlamaDecoderLayer,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-)
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from protocol.run.layout import DATA_STAGE, stage_layers
 
@@ -27,17 +23,24 @@ SEEDS_PER_RUN: Final = 1 << 16
 """Bound of the stages: no stage has a seed of the run with the next seed."""
 
 
+def _part_of_family(config: Any, name: str) -> Any:
+    """The family's own class of this name, such as `Qwen3DecoderLayer` for `DecoderLayer`."""
+    whole: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    prefix = whole.__name__.removesuffix("ForCausalLM")
+    return getattr(sys.modules[whole.__module__], prefix + name)
+
+
 class _StageTrunk(nn.Module):
     """The part that the whole model calls `model`."""
 
-    def __init__(self, config: LlamaConfig, layers: range, *, ends: bool) -> None:
+    def __init__(self, config: Any, layers: range, *, ends: bool) -> None:
         super().__init__()
         if ends:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-            self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.layers = nn.ModuleDict(
-            {str(layer): LlamaDecoderLayer(config, layer) for layer in layers}
-        )
+            norm = _part_of_family(config, "RMSNorm")
+            self.norm = norm(config.hidden_size, eps=config.rms_norm_eps)
+        made = _part_of_family(config, "DecoderLayer")
+        self.layers = nn.ModuleDict({str(layer): made(config, layer) for layer in layers})
 
 
 class StageModule(nn.Module):
@@ -48,7 +51,7 @@ class StageModule(nn.Module):
         checkpoints: whether a layer keeps its input alone, and is computed again for its gradient.
     """
 
-    def __init__(self, config: LlamaConfig, stage: int, stages: int) -> None:
+    def __init__(self, config: Any, stage: int, stages: int) -> None:
         super().__init__()
         self.config = config
         self.holds_data = stage == DATA_STAGE
@@ -59,7 +62,7 @@ class StageModule(nn.Module):
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
             if config.tie_word_embeddings:
                 self.lm_head.weight = self.model.embed_tokens.weight
-        self._rotary = LlamaRotaryEmbedding(config)
+        self._rotary = _part_of_family(config, "RotaryEmbedding")(config)
 
     def embed(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """The first part of a path: tokens to [B, T, D], through this stage's layers."""
@@ -85,17 +88,18 @@ class StageModule(nn.Module):
         )
 
 
-def initial_stage(config: LlamaConfig, seed: int, stage: int, stages: int) -> StageModule:
+def initial_stage(config: Any, seed: int, stage: int, stages: int) -> StageModule:
     """A stage as its first holder starts it: fp32, on the CPU, from the run's seed.
 
-    Matrices are normal with the configuration's deviation and norms are 1, as the whole model's.
+    Matrices are normal with the configuration's deviation, norms are 1 and biases 0, as the whole
+    model's.
     """
     module = StageModule(config, stage, stages).float()
     generator = torch.Generator().manual_seed(seed * SEEDS_PER_RUN + stage)
     with torch.no_grad():
-        for parameter in module.parameters():
+        for name, parameter in module.named_parameters():
             if parameter.dim() >= 2:
                 parameter.normal_(0.0, config.initializer_range, generator=generator)
             else:
-                parameter.fill_(1.0)
+                parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
     return module

@@ -27,7 +27,7 @@ from peer.cli.new import (
 from peer.options.config import ConfigError
 from peer.options.needs_told import corpus_tokens_of, told_needs
 from protocol.errors import InvalidRunSpec
-from protocol.run.run_spec import KEYS_OF_WHOLE_MODELS, ExpertSection, parse_toml
+from protocol.run.run_spec import KEYS_OF_WHOLE_MODELS, OF_MIXTURES, ExpertSection, parse_toml
 from protocol.run.ways import WAYS, others_keys
 
 
@@ -57,6 +57,7 @@ NAMES = ("code", "math", "web")
 WITH_EXPERTS = preset_spec("demo", experts=NAMES)
 ALL_KEYS = {f"experts.{key}" for key in ExpertSection.model_fields}.union(
     keys(WITH_EXPERTS),
+    (f"model.{key}" for key in OF_MIXTURES),
     *(
         keys(preset_spec("demo", method, optimizer))
         for method in METHODS
@@ -86,6 +87,7 @@ def test_presets_are_valid_and_whole(preset: str, method: str, optimizer: str) -
     if optimizer != "muon":
         idle |= {key for key in ALL_KEYS if key.startswith("optimizer.muon")}
     idle |= {key for key in ALL_KEYS if key.startswith(("pipeline", "experts", "ensemble"))}
+    idle |= {f"model.{key}" for key in OF_MIXTURES}
     written = keys_of(tomllib.loads(text))
     assert written | ((set(EXAMPLES) | SET_BY_START) - idle) == ALL_KEYS - idle
     assert max(map(len, text.splitlines())) <= 110

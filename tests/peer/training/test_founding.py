@@ -15,7 +15,7 @@ import pytest
 import torch
 import trio
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from peer.cli.new import METHODS, PRESETS, preset_toml
 from peer.training.child_process import SpareChild, spare_child
@@ -140,9 +140,10 @@ async def founded(spec, folder, cache):
 
 
 # --- from a checkpoint ----------------------------------------------------------------------------
-def checkpoint(folder, **changes):
+def checkpoint(folder, family="llama", **changes):
     torch.manual_seed(3)
     sizes = {
+        "head_dim": 6,
         "vocab_size": 260,
         "hidden_size": 24,
         "intermediate_size": 40,
@@ -152,13 +153,15 @@ def checkpoint(folder, **changes):
         "max_position_embeddings": 256,
         "tie_word_embeddings": False,
     }
-    module = LlamaForCausalLM(LlamaConfig(**(sizes | changes)))
+    config = AutoConfig.for_model(family, **(sizes | changes))
+    module = AutoModelForCausalLM.from_config(config)
     module.save_pretrained(folder)
     return module
 
 
-async def test_a_run_goes_on_from_a_checkpoint_with_its_sizes(folder, tmp_path):
-    expected = FlatModel(checkpoint(tmp_path / "hf"), torch.device("cpu"))
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mixtral"])
+async def test_a_run_goes_on_from_a_checkpoint_with_its_sizes(folder, tmp_path, family):
+    expected = FlatModel(checkpoint(tmp_path / "hf", family), torch.device("cpu"))
     spec = spec_of(folder, model={"init_from": str(tmp_path / "hf"), "context_length": 32})
     async with founded(spec, folder, tmp_path) as run:
         assert run.layout == expected.layout

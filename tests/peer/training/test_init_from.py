@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from peer.training.corpus.tokenizer import ByteTokenizer, tokenizer_file
 from peer.training.init_from import rate_hint, with_checkpoint
 from protocol.errors import InvalidRunSpec
+from protocol.run.families import FAMILIES
 from protocol.run.run_spec import parse_toml
 
 WORDS = {"the": 0, "a": 1, "cat": 2}
@@ -77,11 +78,22 @@ def test_a_checkpoint_without_a_tokenizer_wants_one_named(tmp_path):
     assert founded(source, "bytes") == "bytes"
 
 
-@pytest.mark.parametrize("family", ["qwen2", "gpt2", None])
-def test_another_family_is_refused_by_its_config(tmp_path, family):
+@pytest.mark.parametrize("family", ["qwen2_moe", "gpt2", None])
+def test_an_unknown_family_is_refused_by_its_config(tmp_path, family):
     source = checkpoint(tmp_path / "hf", model_type=family)
-    with pytest.raises(InvalidRunSpec, match=f"{family!r} model, and only the Llama family"):
+    with pytest.raises(InvalidRunSpec, match=f"{family!r} model, and these families are supp"):
         founded(source)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_follows_the_checkpoint_where_none_is_named(tmp_path, family):
+    source = checkpoint(tmp_path / "hf", model_type=family)
+    assert founded(source) == str(source)
+    named = parse_toml(toml_of(source) + f"family = '{family}'")
+    assert with_checkpoint(named).model.family == family
+    other = parse_toml(toml_of(source) + f"family = '{'phi' if family == 'llama' else 'llama'}'")
+    with pytest.raises(InvalidRunSpec, match=r"leave model\.family out"):
+        with_checkpoint(other)
 
 
 def test_quantised_weights_are_refused(tmp_path):

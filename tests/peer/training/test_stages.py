@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from peer.codec import get_codec
 from peer.training.model import FlatModel, model_config
@@ -29,6 +29,7 @@ from protocol.microbatch.trainer_messages import (
     StageCommand,
     Stepped,
 )
+from protocol.run.families import WITH_STAGES
 from protocol.run.layout import Layout, stage_layouts
 from protocol.run.run_spec import RunSpec
 from protocol.wire.stage_messages import Leg
@@ -43,6 +44,7 @@ def run_spec(**training):
     return RunSpec.model_validate(
         {
             "model": {
+                "family": training.pop("family", "llama"),
                 "hidden_size": 32,
                 "intermediate_size": 64,
                 "num_layers": 4,
@@ -129,7 +131,7 @@ def data_peer(stage, path, in_flight=3):
 
 def whole_model(stages, spec):
     """The model that these stages are."""
-    module = LlamaForCausalLM(model_config(spec, VOCABULARY)).float()
+    module = AutoModelForCausalLM.from_config(model_config(spec, VOCABULARY)).float()
     named = {n: p.detach() for stage in stages for n, p in stage.module.named_parameters()}
     module.load_state_dict(named, strict=False)
     return FlatModel(module, CPU)
@@ -148,10 +150,11 @@ def gradients(stages):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_stages_put_together_are_the_whole_model(tied):
-    spec = run_spec(tied=tied)
+@pytest.mark.parametrize("family", WITH_STAGES)
+def test_stages_put_together_are_the_whole_model(tied, family):
+    spec = run_spec(tied=tied, family=family)
     config = model_config(spec, VOCABULARY)
-    whole = Layout.from_shapes(shapes_of(LlamaForCausalLM(config)))
+    whole = Layout.from_shapes(shapes_of(AutoModelForCausalLM.from_config(config)))
     modules = [StageModule(config, stage, STAGES) for stage in range(STAGES)]
     cut = tuple(Layout.from_shapes(shapes_of(module)) for module in modules)
     assert stage_layouts(whole, STAGES) == cut
@@ -174,9 +177,11 @@ def test_a_first_holder_makes_the_same_weights_every_time():
     assert not torch.equal(first[: other.numel()], other[: first.numel()])
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_loss_and_gradients_are_those_of_the_whole_model(tied):
-    spec = run_spec(tied=tied)
+@pytest.mark.parametrize(
+    ("tied", "family"), [(True, "llama"), *((False, family) for family in WITH_STAGES)]
+)
+def test_loss_and_gradients_are_those_of_the_whole_model(tied, family):
+    spec = run_spec(tied=tied, family=family)
     stages = [Stage(spec, number) for number in range(STAGES)]
     whole = whole_model(stages, spec)
     path = Path(stages[0], stages[1:])
@@ -197,7 +202,7 @@ def test_loss_and_gradients_are_those_of_the_whole_model(tied):
         of_stage = kept[0][name]
         if name not in dict(stages[0].module.named_parameters()):
             of_stage = of_stage / 3  # a relay divides when it steps, by its three microbatches
-        torch.testing.assert_close(of_stage, parameter.grad, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(of_stage, parameter.grad, rtol=1e-5, atol=2e-7)
 
 
 @pytest.mark.slow
