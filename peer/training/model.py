@@ -9,7 +9,7 @@ Shapes: P padded parameters, B sequences, T tokens of a sequence, V vocabulary.
 
 import json
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -24,6 +24,10 @@ from .llama import Config, Llama, is_supported
 
 if TYPE_CHECKING:  # to import it takes longer than torch (llama.py)
     from transformers import LlamaConfig
+
+
+NO_TARGET: Final = -100
+"""What `cross_entropy` leaves out."""
 
 
 def model_config(spec: RunSpec, vocabulary_size: int) -> "LlamaConfig":
@@ -147,10 +151,16 @@ class FlatModel:
         self._forward = torch.compile(module) if compile else module
 
     def loss(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy, nats per token; int64 [B, T+1] tokens to a scalar."""
-        logits_BTV = self._forward(input_ids=tokens_BT[:, :-1]).logits
+        """Mean cross-entropy of the targets, nats per token; int64 [B, T+1] tokens to a scalar.
+
+        Tokens that are given, and no targets, are negative (corpus/blocks.py).
+        """
+        given_BT = tokens_BT < 0
+        targets_BT = tokens_BT.masked_fill(given_BT, NO_TARGET)[:, 1:]
+        inputs_BT = torch.where(given_BT, ~tokens_BT, tokens_BT)[:, :-1]
+        logits_BTV = self._forward(input_ids=inputs_BT).logits
         return functional.cross_entropy(
-            logits_BTV.reshape(-1, logits_BTV.shape[-1]).float(), tokens_BT[:, 1:].reshape(-1)
+            logits_BTV.reshape(-1, logits_BTV.shape[-1]).float(), targets_BT.reshape(-1)
         )
 
     def groups(

@@ -9,6 +9,7 @@ Shapes: B sequences of a step, b sequences of a micro-batch, T tokens of a seque
 
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,8 +52,9 @@ class Stepper:
 
     def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         loss = torch.zeros((), device=self._model.device)
-        for tokens_bT in self._micro_batches(blocks_BT):
-            share = tokens_bT.shape[0] / len(blocks_BT)
+        all_targets = num_targets(blocks_BT)
+        for tokens_bT, targets in self._micro_batches(blocks_BT):
+            share = targets / all_targets
             with autocast(self._model.device, self._precision):
                 part = self._model.loss(tokens_bT) * share
             part.backward()
@@ -60,19 +62,29 @@ class Stepper:
         return StepResult(loss, self.optimizer.step(learning_rate))
 
     def loss_of(self, blocks_BT: npt.NDArray[np.int64]) -> float:
-        """Mean loss of these blocks under the current weights, nats per token."""
+        """Mean loss of these blocks' targets under the current weights, nats per token."""
         total = torch.zeros((), device=self._model.device)
         with torch.no_grad(), autocast(self._model.device, self._precision):
-            for tokens_bT in self._micro_batches(blocks_BT):
-                total += self._model.loss(tokens_bT) * tokens_bT.shape[0]
-        return float(total) / len(blocks_BT)
+            for tokens_bT, targets in self._micro_batches(blocks_BT):
+                total += self._model.loss(tokens_bT) * targets
+        return float(total) / max(1, num_targets(blocks_BT))
 
-    def _micro_batches(self, blocks_BT: npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
+    def _micro_batches(
+        self, blocks_BT: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[torch.Tensor, int]]:
+        """Those with targets, and how many."""
         tokens_BT = torch.from_numpy(blocks_BT)
         if self._model.device.type == "cuda":
             tokens_BT = tokens_BT.pin_memory().to(self._model.device, non_blocking=True)
-        parts: tuple[torch.Tensor, ...] = tokens_BT.split(self.micro_batch)
-        return parts
+        for start, part in enumerate(tokens_BT.split(self.micro_batch)):
+            first = start * self.micro_batch
+            if targets := num_targets(blocks_BT[first : first + self.micro_batch]):
+                yield part, targets
+
+
+def num_targets(blocks_BT: npt.NDArray[np.int64]) -> int:
+    """Tokens that are predicted: all that follow one, but for those that are given."""
+    return int((blocks_BT[:, 1:] >= 0).sum())
 
 
 MEASURED_STEPS: Final = 5

@@ -52,13 +52,14 @@ from .ways import CODECS, WAYS, codecs_for, others_keys
 
 AUTO_ROUND_STEPS: Final = 64
 """Inner steps of a nominal round where each peer chooses its own."""
-SOURCES: Final = ("stdlib", "text", "tokens", "jsonl", "parquet", "hf")
+SOURCES: Final = ("stdlib", "text", "tokens", "jsonl", "parquet", "hf", "chat")
 STDLIB_BYTES: Final = 8_000_000
 """Bound of the `stdlib` corpus, so that a joiner has it within seconds over a home uplink."""
 LATER_KEYS: Final = (
     ("optimizer", "name"),
     ("optimizer", "muon"),
     ("sync", "diloco", "robust"),
+    ("data", "chat_template"),
     ("experts",),
     ("ensemble",),
 )
@@ -120,9 +121,11 @@ class DataSection(Section):
     """The corpus. `manifest` is filled in by `start`: it freezes the corpus by digest."""
 
     source: str = "stdlib"
-    """'stdlib', 'text:GLOB', 'tokens:FILE', 'jsonl:GLOB', 'parquet:GLOB', 'hf:NAME'."""
+    """'stdlib', 'text:GLOB', 'tokens:FILE', 'jsonl:GLOB', 'parquet:GLOB', 'hf:NAME', 'chat:GLOB'."""
     tokenizer: str = "bytes"
     """'bytes', or a Hugging Face tokenizer; leave it out with init_from."""
+    chat_template: Annotated[str, Field(max_length=65536)] | None = None
+    """Of `chat:` conversations, in Jinja; the tokenizer's when left out."""
     validation_blocks: Annotated[int, Field(ge=1, le=65536)] = 64
     """Sequences held out for validation, the same everywhere."""
     piece_kib: Annotated[int, Field(ge=16, le=16384)] = 4096
@@ -427,6 +430,9 @@ class RunSpec(Section):
                 f" which must be a multiple of {ALIGNMENT}"
             )
             yield misfit("pipeline.stages", what, stages)
+        if stages > 1 and self.has_conversations:
+            what = "stages learn whole texts: use another source, or leave stages out"
+            yield misfit("data.source", what, self.data.source)
         if stages > 1 and self.sync.inner_steps == "auto":
             what = "stages choose no rounds of their own: give a number where there are stages"
             yield misfit("sync.inner_steps", what, "auto")
@@ -539,6 +545,10 @@ class RunSpec(Section):
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise InvalidRunSpec(f"the run has no expert '{name}', but {listed}{hint}")
+
+    @property
+    def has_conversations(self) -> bool:
+        return any(model.data.source.startswith("chat:") for model in self.models)
 
     @property
     def total_rounds(self) -> int:
