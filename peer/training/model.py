@@ -101,20 +101,44 @@ def _of_checkpoint(source: str, vocabulary_size: int) -> Config:
 
 def initial_module(spec: RunSpec, vocabulary_size: int) -> nn.Module:
     """The model as the founder starts it, on the CPU in fp32: from seed or checkpoint."""
+    if spec.adapter is not None:
+        return adapted_checkpoint(spec, vocabulary_size)
     if spec.frozen is None and spec.model.init_from is not None:
-        from transformers import LlamaForCausalLM
-
-        config = model_config(spec, vocabulary_size)
-        loaded: nn.Module = LlamaForCausalLM.from_pretrained(
-            spec.model.init_from, config=config, dtype=torch.float32
-        )
-        return loaded
+        return _loaded(spec, vocabulary_size)
     torch.manual_seed(spec.seed)
-    return empty_module(spec, vocabulary_size)
+    return _module(spec, vocabulary_size)
+
+
+def adapted_checkpoint(spec: RunSpec, vocabulary_size: int) -> nn.Module:
+    """The run's checkpoint with its adapters in it, as every peer of the run has it."""
+    from .adapter import adapted, check_base
+
+    module = adapted(_loaded(spec, vocabulary_size), spec)
+    check_base(module, spec)
+    return module
+
+
+def _loaded(spec: RunSpec, vocabulary_size: int) -> nn.Module:
+    from transformers import LlamaForCausalLM
+
+    config = model_config(spec, vocabulary_size)
+    loaded: nn.Module = LlamaForCausalLM.from_pretrained(
+        spec.model.init_from, config=config, dtype=torch.float32, use_safetensors=True
+    )
+    return loaded
 
 
 def empty_module(spec: RunSpec, vocabulary_size: int) -> nn.Module:
     """The model with any weights, for callers that get them from elsewhere."""
+    module = _module(spec, vocabulary_size)
+    if spec.adapter is None:
+        return module
+    from .adapter import adapted
+
+    return adapted(module, spec)
+
+
+def _module(spec: RunSpec, vocabulary_size: int) -> nn.Module:
     config = config_of(spec, vocabulary_size)
     if is_supported(config):
         return Llama(config)
@@ -125,18 +149,25 @@ def empty_module(spec: RunSpec, vocabulary_size: int) -> nn.Module:
 
 
 def model_shapes(spec: RunSpec, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
-    """Name and shape of each parameter, tied ones once; nothing is allocated."""
+    """Name and shape of each parameter that is trained, tied ones once; nothing is allocated."""
     with torch.device("meta"):
         module = empty_module(spec, vocabulary_size)
-    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    return {name: tuple(parameter.shape) for name, parameter in trained_parameters(module).items()}
+
+
+def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
 class FlatModel:
-    """A module whose parameters are views of one vector. Implements `fragments.FastWeights`."""
+    """A module whose trained parameters are views of one vector.
+
+    Implements `fragments.FastWeights`.
+    """
 
     def __init__(self, module: nn.Module, device: torch.device, *, compile: bool = False) -> None:
         module.to(device)
-        parameters = dict(module.named_parameters())
+        parameters = trained_parameters(module)
         self.device = device
         self.layout = Layout.from_shapes({name: p.shape for name, p in parameters.items()})
         self.theta_P = torch.zeros(self.layout.padded_parameters, device=device)

@@ -33,6 +33,7 @@ from .sections import (
     LIST,
     MAX_STEPS,
     MISFIT,
+    AdapterSection,
     AdmissionSection,
     DilocoSection,
     NolocoSection,
@@ -60,6 +61,7 @@ LATER_KEYS: Final = (
     ("optimizer", "muon"),
     ("sync", "diloco", "robust"),
     ("data", "chat_template"),
+    ("adapter",),
     ("experts",),
     ("ensemble",),
 )
@@ -121,7 +123,8 @@ class DataSection(Section):
     """The corpus. `manifest` is filled in by `start`: it freezes the corpus by digest."""
 
     source: str = "stdlib"
-    """'stdlib', 'text:GLOB', 'tokens:FILE', 'jsonl:GLOB', 'parquet:GLOB', 'hf:NAME', 'chat:GLOB'."""
+    """'stdlib', 'text:GLOB', 'tokens:FILE', 'jsonl:GLOB', 'parquet:GLOB', 'hf:NAME' or
+    'chat:GLOB'."""
     tokenizer: str = "bytes"
     """'bytes', or a Hugging Face tokenizer; leave it out with init_from."""
     chat_template: Annotated[str, Field(max_length=65536)] | None = None
@@ -406,6 +409,8 @@ class RunSpec(Section):
     training: TrainingSection = TrainingSection()
     sync: SyncSection = SyncSection()
     pipeline: PipelineSection = PipelineSection()
+    adapter: AdapterSection | None = None
+    """Trains adapters of model.init_from, and not its own weights."""
     admission: AdmissionSection = AdmissionSection()
     experts: Annotated[tuple[ExpertSection, ...], Field(max_length=MAX_STAGES), LIST] = ()
     """Several models instead of one; the first is the generalist."""
@@ -433,6 +438,8 @@ class RunSpec(Section):
         if stages > 1 and self.has_conversations:
             what = "stages learn whole texts: use another source, or leave stages out"
             yield misfit("data.source", what, self.data.source)
+        if self.adapter is not None:
+            yield from self._adapter_faults()
         if stages > 1 and self.sync.inner_steps == "auto":
             what = "stages choose no rounds of their own: give a number where there are stages"
             yield misfit("sync.inner_steps", what, "auto")
@@ -440,6 +447,17 @@ class RunSpec(Section):
             yield from self._expert_faults()
         elif self.ensemble is not None:
             yield misfit("ensemble", "needs [[experts]]", self.ensemble.model_dump())
+
+    def _adapter_faults(self) -> Iterator[PydanticCustomError]:
+        if self.pipeline.stages > 1:
+            what = "adapters are of whole models: leave [adapter] or the stages out"
+            yield misfit("pipeline.stages", what, self.pipeline.stages)
+        if self.experts:
+            what = "experts train whole models: leave [adapter] or [[experts]] out"
+            yield misfit("adapter", what, self.adapter)
+        elif self.model.init_from is None:
+            what = "must name the checkpoint that [adapter] is for: a folder, or a name on the hub"
+            yield misfit("model.init_from", what, None)
 
     def _expert_faults(self) -> Iterator[PydanticCustomError]:
         if self.pipeline.stages > 1:

@@ -102,6 +102,12 @@ def template_fault(jinja: str) -> str | None:
     return None
 
 
+def end_of_answer(jinja: str) -> str:
+    """What a template writes after an answer, such as `<|im_end|>`."""
+    *_, (text, _) = ChatTemplate(jinja).passages(TRIED)
+    return text.removeprefix(TRIED[-1]["content"]).strip()
+
+
 # --- the template of a tokenizer ------------------------------------------------------------------
 def template_of(tokenizer: str, checkpoint: str | None = None) -> str:
     """The chat template of a tokenizer or checkpoint, with its special tokens; else PLAIN.

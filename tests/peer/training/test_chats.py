@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from peer.training.corpus.blocks import cut_piece, piece_path
+from peer.training.corpus.blocks import Corpus, cut_piece, piece_path
 from peer.training.corpus.chats import PLAIN, ChatTemplate, template_of
 from peer.training.corpus.folder import adopt_held_out, adopt_manifest, prepare_corpus
 from peer.training.corpus.packed import InvalidCorpus
@@ -38,6 +38,11 @@ FORGETS = (
     "{% for m in messages %}{{ m.role[0] }}"
     "{% if loop.last and m.role == 'assistant' %}{{ m.content }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}a{% endif %}"
+)
+
+FIRST = (
+    "<s><|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\n2 + 2?<|im_end|>\n"
+    "<|im_start|>assistant\n"
 )
 
 
@@ -78,11 +83,7 @@ def text_of(tokens: np.ndarray) -> tuple[str, str]:
 def test_the_assistants_words_are_learnt_and_end_as_the_template_ends_them():
     template = ChatTemplate('{%- set bos_token = "<s>" -%}' + CHATML)
     assert template.passages(CHAT) == [
-        (
-            "<s><|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\n2 + 2?<|im_end|>\n"
-            "<|im_start|>assistant\n",
-            True,
-        ),
+        (FIRST, True),
         ("4<|im_end|>\n", False),
         ("<|im_start|>user\nAnd 3 + 3?<|im_end|>\n<|im_start|>assistant\n", True),
         ("6<|im_end|>\n", False),
@@ -102,6 +103,7 @@ def test_a_corpus_of_chats_masks_all_but_answers_whole_and_in_pieces(tmp_path):
     spec = spec_of(chats(tmp_path / "set", many()))
     kept = prepare_corpus(spec, tmp_path / "cache")
     whole = kept.open()
+    assert isinstance(whole, Corpus)
     every = np.arange(kept.manifest.num_blocks)
     rows = whole.blocks(every)
     read, learnt = text_of(np.concatenate([rows[:, :-1].reshape(-1)]))

@@ -167,7 +167,7 @@ def test_a_data_set_may_have_more_shards_than_files_can_be_open(
     for number in range(40):
         (tmp_path / f"{number:02d}.jsonl").write_text('{"text": "x"}\n')
 
-    def tokenised(shards, tokenizer: object, folder: Path, check: object) -> None:
+    def tokenised(shards, tokenizer: object, folder: Path, *_: object) -> None:
         for number in range(len(shards)):
             (folder / f"{number}.train").write_bytes(b"%02d" % number * 100)
             (folder / f"{number}.held-out").write_bytes(b"h" * 100)
@@ -211,7 +211,7 @@ def test_a_data_set_of_the_hub_is_known_by_its_commit(
         asked.append({"name": name, "config": config, **options})
         return stream
 
-    def tokenised(shards, tokenizer: object, folder: Path, check: object) -> None:
+    def tokenised(shards, tokenizer: object, folder: Path, *_: object) -> None:
         folders.append(folder)
         for part in ("train", "held-out"):
             (folder / f"0.{part}").write_bytes(b"x" * 100)
