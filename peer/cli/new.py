@@ -206,9 +206,9 @@ OF_CHECKPOINT: Final = frozenset(
 )
 """Keys that a checkpoint says better."""
 TUNING_LINES: Final = (
-    "# Sizes, tokenizer and chat template are the checkpoint's. It has learnt at a falling rate and",
-    "# would forget at a high one: the rate is half of the usual (2e-5; 2e-4 of adapters) and rises",
-    "# over 1% of the steps. AdamW, because most checkpoints were trained with it.",
+    "# Sizes, tokenizer and chat template are the checkpoint's. It has learnt at a falling rate,",
+    "# and would forget at a high one: the rate is half of the usual (2e-5; 2e-4 of adapters), and",
+    "# rises over 1% of the steps. AdamW, because most checkpoints were trained with it.",
 )
 LINE: Final = (
     "# " + "-" * 76,
@@ -431,17 +431,22 @@ def _keys(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _is_idle(section: BaseModel, name: str) -> bool:
+    idle = False
     match section:
         case PipelineSection():
-            return section.stages == 1
+            idle = section.stages == 1
         case DataSection():
-            return name == "chat_template" and not section.source.startswith("chat:")
+            idle = name == "chat_template" and not section.source.startswith("chat:")
         case OptimizerSection():
-            return name == "muon"  # where it is chosen, it is a section, not a key
-    if isinstance(section, RunSpec):
-        return name in ("experts", "ensemble", "adapter")  # tables of their own, or none
-    if not isinstance(section, SyncSection):
-        return False
+            idle = name == "muon"  # where it is chosen, it is a section, not a key
+        case RunSpec():
+            idle = name in ("experts", "ensemble", "adapter")  # tables of their own, or none
+        case SyncSection():
+            idle = _is_idle_of_sync(section, name)
+    return idle
+
+
+def _is_idle_of_sync(section: SyncSection, name: str) -> bool:
     own = WAYS[section.method].section
     others_sections = {row.section for row in WAYS.values()} - {own}
     if section.noloco is not None and not section.noloco.is_whole and name in KEYS_OF_WHOLE_MODELS:

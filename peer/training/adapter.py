@@ -58,7 +58,6 @@ def _config(module: nn.Module, spec: RunSpec, section: AdapterSection) -> "LoraC
         target_modules=_targets(module, section.targets),
         task_type="CAUSAL_LM",
         base_model_name_or_path=spec.model.init_from,
-        inference_mode=True,
     )
 
 
@@ -112,7 +111,9 @@ def write_adapter(folder: Path, module: nn.Module, spec: RunSpec) -> None:
     """Write the adapters as a folder that peft reads."""
     assert spec.adapter is not None
     folder.mkdir(parents=True, exist_ok=True)
-    _config(module, spec, spec.adapter).save_pretrained(folder)
+    config = _config(module, spec, spec.adapter)
+    config.inference_mode = True
+    config.save_pretrained(folder)
     tensors = {
         f"base_model.model.{name.replace(_OURS, '')}": parameter.detach().contiguous()
         for name, parameter in module.named_parameters()
