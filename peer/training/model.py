@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from protocol.errors import InvalidRunSpec
 from protocol.fragment.fragments import BLOCK_OF
 from protocol.run.layout import Layout, LayoutEntry
 from protocol.run.run_spec import ModelSection, RunSpec
@@ -110,10 +111,21 @@ def initial_module(spec: RunSpec, vocabulary_size: int) -> nn.Module:
 
 
 def adapted_checkpoint(spec: RunSpec, vocabulary_size: int) -> nn.Module:
-    """The run's checkpoint with its adapters in it, as every peer of the run has it."""
+    """The run's checkpoint with its adapters in it, as every peer of the run has it.
+
+    Raises InvalidRunSpec: there is no such checkpoint here, or another one.
+    """
     from .adapter import adapted, check_base
 
-    module = adapted(_loaded(spec, vocabulary_size), spec)
+    try:
+        base = _loaded(spec, vocabulary_size)
+    except OSError as error:
+        why = str(error).strip().partition("\n")[0]
+        raise InvalidRunSpec(
+            f"model.init_from: {spec.model.init_from} cannot be loaded here, and every peer of a run"
+            f" with adapters loads it by itself: {why}"
+        ) from error
+    module = adapted(base, spec)
     check_base(module, spec)
     return module
 

@@ -43,7 +43,7 @@ def chats(path: Path, answer: str | None) -> str:
     turns = [] if answer is None else [{"role": "assistant", "content": answer}]
     lines = (
         json.dumps({"messages": [{"role": "user", "content": f"Is it {number}?"}, *turns]})
-        for number in range(200)
+        for number in range(800)
     )
     (path / "a.jsonl").write_text("\n".join(lines))
     return f"chat:{path}/*.jsonl"
