@@ -5,7 +5,7 @@ one replica, and in two that average every H steps, each on blocks of its own. T
 
     loss        of the averaged adapters on held-out prose, nats per byte
     gap         how far the mean of the two products B A is from the product of the means, as a
-                part of its length, at the last average before it is taken (mean over the layers)
+                part of its length, at the worst of the averages (mean over the layers)
 """
 
 import argparse
@@ -29,7 +29,7 @@ from protocol.run.run_spec import RunSpec
 
 MODEL = {"hidden_size": 64, "intermediate_size": 192, "num_layers": 3, "context_length": 64}
 BASE_RATE, RATE, VOCABULARY = 3e-3, 2e-3, 256
-ARMS = [("both", 1, 0), *((trains, 2, h) for h in (2, 20, 100) for trains in ("both", "b"))]
+ARMS = [("both", 1, 0), *((trains, 2, h) for h in (20, 100) for trains in ("both", "b"))]
 
 
 def spec_of(source: str, seed: int, trains: str | None = None) -> RunSpec:
@@ -90,15 +90,22 @@ def arm(
     trains, count, h = told
     spec = spec_of("stdlib", seed, trains)
     replicas = [Replica(adapted(deepcopy(base), spec), spec, n) for n in range(count)]
-    gap = 0.0
+    gaps = [0.0]
     for step in range(1, steps + 1):
         for replica in replicas:
             replica.step(corpus, RATE * min(1.0, 10 * (1 - step / (steps + 1))))
         if h and step % h == 0:
-            gap = averaged(replicas)
+            gaps.append(averaged(replicas))
     values = replicas[0].model.layout.parameters
     loss = round(replicas[0].loss(corpus), 4)
-    return {"trains": trains, "replicas": count, "H": h, "loss": loss, "gap": gap, "sent": values}
+    return {
+        "trains": trains,
+        "replicas": count,
+        "H": h,
+        "loss": loss,
+        "gap": round(max(gaps), 4),
+        "sent": values,
+    }
 
 
 def main() -> None:

@@ -141,7 +141,7 @@ def new(
     ] = 0,
     model: Annotated[
         str | None,
-        opt.option("--model", "DIR|ID", "The checkpoint to fine-tune: a folder, or of the hub."),
+        opt.option("--model", "CHECKPOINT", "What to fine-tune: a folder, or a name on the hub."),
     ] = None,
     experts: Annotated[
         str | None,

@@ -122,8 +122,8 @@ def adapted_checkpoint(spec: RunSpec, vocabulary_size: int) -> nn.Module:
     except OSError as error:
         why = str(error).strip().partition("\n")[0]
         raise InvalidRunSpec(
-            f"model.init_from: {spec.model.init_from} cannot be loaded here, and every peer of a run"
-            f" with adapters loads it by itself: {why}"
+            f"model.init_from: {spec.model.init_from} cannot be loaded here, and every peer of a"
+            f" run with adapters loads it by itself: {why}"
         ) from error
     module = adapted(base, spec)
     check_base(module, spec)

@@ -128,7 +128,7 @@ class DataSection(Section):
     tokenizer: str = "bytes"
     """'bytes', or a Hugging Face tokenizer; leave it out with init_from."""
     chat_template: Annotated[str, Field(max_length=65536)] | None = None
-    """Of `chat:` conversations, in Jinja; the tokenizer's when left out."""
+    """How `chat:` conversations are written, in Jinja; the tokenizer's when left out."""
     validation_blocks: Annotated[int, Field(ge=1, le=65536)] = 64
     """Sequences held out for validation, the same everywhere."""
     piece_kib: Annotated[int, Field(ge=16, le=16384)] = 4096

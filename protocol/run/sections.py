@@ -244,7 +244,7 @@ class AdapterSection(Section):
     kind: Literal["lora"] = "lora"
     """Only 'lora' so far."""
     rank: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Of the two matrices; more: more to learn, and to send."""
+    """Width of an adapter; more: more to learn, and to send."""
     alpha: Annotated[float, Field(gt=0, le=1e4)] = 32.0
     """What they make is scaled by alpha / rank."""
     targets: Annotated[

@@ -35,6 +35,7 @@ SHORT = {
     "data.validation_blocks": "4",
     "training.batch_size": "4",
     "optimizer.warmup_steps": "2",
+    "sync.inner_steps": "10",
 }
 
 
@@ -68,9 +69,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fast.chat_template = CHATML
     fast.save_pretrained(folder)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "max_position_embeddings": 128}
-    LlamaForCausalLM(LlamaConfig(vocab_size=300, **sizes, **heads)).save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=128,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
 
@@ -106,7 +113,7 @@ def test_a_checkpoint_is_tuned_whole_and_then_by_adapters(
     swarm: Swarm, checkpoint: Path, tmp_path: Path
 ) -> None:
     whole, adapted = tmp_path / "whole", tmp_path / "adapted"
-    rates = {"optimizer__learning_rate": "1e-2", "training__total_steps": "240"}
+    rates = {"optimizer__learning_rate": "1e-2", "training__total_steps": "60"}
     sft = new(swarm, tmp_path, "sft", checkpoint, chats(tmp_path / "yes", "Yes."), **rates)
     alone = swarm.launch("alone", "start", str(sft), "--export-when-done", str(whole))
     assert alone.wait_exit(2 * START_S) == ExitCode.OK
@@ -119,7 +126,7 @@ def test_a_checkpoint_is_tuned_whole_and_then_by_adapters(
     founder.wait_event(EventName.ROUND_OPENED, START_S, round=1)
     joiner = swarm.join(founder)
     joiner.wait_averaging(timeout_s=2 * START_S)
-    joiner.wait_event(EventName.ROUND_OPENED, 2 * START_S, round=8)
+    joiner.wait_event(EventName.ROUND_OPENED, 2 * START_S, round=6)
     home = ("--home", str(joiner.home.root))
     done = swarm.loco("export", "--hf", str(adapted), *home, timeout_s=START_S)
     assert done.returncode == ExitCode.OK, done.stderr

@@ -63,6 +63,7 @@ FROZEN = {
         "--experts",
         "--force",
         "--method",
+        "--model",
         "--optimizer",
         "--preset",
         "--seed",
