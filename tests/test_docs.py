@@ -25,7 +25,7 @@ from peer.options.config import ENVIRONMENT_PREFIX, OPTIONS
 from peer.options.exit_codes import ExitCode
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.run.run_spec import EnsembleSection, ExpertSection, RunSpec, SyncSection
-from protocol.run.sections import OptimizerSection
+from protocol.run.sections import AdapterSection, OptimizerSection
 from protocol.run.ways import WAYS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -241,12 +241,13 @@ def test_every_key_of_the_run_spec_is_documented_with_its_default():
         "optimizer.name": every["optimizer.name"]
     }
     every |= defaults(EnsembleSection(), "ensemble.")
+    every |= defaults(AdapterSection(), "adapter.")
     for name, field in ExpertSection.model_fields.items():
         is_section = isinstance(field.default, BaseModel)
         has_none = field.default is None or field.is_required() or is_section
         every[f"experts.{name}"] = "none" if has_none else f"`{json.dumps(field.default)}`"
     of_ways = (f"sync.{row.section}" for row in WAYS.values())
-    for section in ("optimizer.muon", "experts", "ensemble", *of_ways):
+    for section in ("optimizer.muon", "experts", "ensemble", "adapter", *of_ways):
         every.pop(section, None)
     assert dict(rows) == every
 

@@ -117,15 +117,20 @@ def new(
     preset: Annotated[
         str,
         opt.option(
-            "--preset", "demo|125m|1b", "Model size and settings; only demo has trained to its end."
+            "--preset",
+            "demo|125m|1b|sft|lora",
+            "Size and settings; only demo has trained to its end. sft, lora: fine-tuning.",
         ),
     ] = "demo",
     method: Annotated[
         str, opt.option("--method", "noloco|diloco|streaming", "How peers average.")
     ] = "noloco",
     optimizer: Annotated[
-        str, opt.option("--optimizer", "muon|adamw", "How each peer trains.")
-    ] = "muon",
+        str | None,
+        opt.option(
+            "--optimizer", "muon|adamw", "How each peer trains. Default: muon; to fine-tune, adamw."
+        ),
+    ] = None,
     stages: Annotated[
         int, opt.option("--stages", "N", "Stages of a pipeline; 1 is no pipeline.", min=1)
     ] = 1,
@@ -136,6 +141,10 @@ def new(
     seed: Annotated[
         int, opt.option("--seed", "N", "For first weights and data.", min=0, max=(1 << 63) - 1)
     ] = 0,
+    model: Annotated[
+        str | None,
+        opt.option("--model", "CHECKPOINT", "What to fine-tune: a folder, or a name on the hub."),
+    ] = None,
     experts: Annotated[
         str | None,
         opt.option("--experts", "NAME,NAME", "A model for each domain, beside a generalist."),
@@ -146,7 +155,7 @@ def new(
     from .new import checked_spec, write_new
 
     names = () if experts is None else tuple(experts.split(","))
-    spec = checked_spec(preset, method, optimizer, stages, data, seed, names)
+    spec = checked_spec(preset, method, optimizer, stages, data, seed, names, model)
     takes = write_new(run_toml, spec, preset, force=force)
     print(*(f"  {line}" for line in takes), sep="\n")
     print(f"wrote {run_toml}; read it, then run: loco-peer start {run_toml}")

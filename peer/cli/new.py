@@ -23,6 +23,7 @@ from protocol.run.run_spec import (
     KEYS_OF_WHOLE_MODELS,
     OF_MIXTURES,
     SOURCES,
+    DataSection,
     ExpertSection,
     ModelSection,
     RunSpec,
@@ -42,6 +43,7 @@ SECTIONS: Final[Mapping[str, str]] = {
     "sync.diloco": "Streaming DiLoCo: all peers average fragments, each at its moment.",
     "sync.noloco": "NoLoCo: pairs average whole models, or fragments, each at its moment.",
     "pipeline": "The model cut into stages on separate machines.",
+    "adapter": "Adapters of model.init_from: they alone are trained, sent and averaged.",
     "admission": "Who may join.",
     "ensemble": "When the experts part, and how they answer together.",
     "experts": "Several models, each of a domain of its own; the first is the generalist.",
@@ -81,19 +83,21 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "model.num_kv_heads": "2",
     "model.init_from": '"HuggingFaceTB/SmolLM2-135M"',
     "sync.gamma": "0.7",
+    "data.chat_template": "\"{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}\"",
 }
 """Values shown, commented out, for keys that have none."""
 SET_BY_START: Final = frozenset(
     {
         "data.manifest",
         "data.tokenizer_digest",
+        "adapter.base",
         "admission.secret_digest",
         "experts.manifest",
         "experts.frozen",
         "frozen",
     }
 )
-OF_THEIR_OWN: Final = ("experts", "ensemble", "muon")
+OF_THEIR_OWN: Final = ("experts", "ensemble", "adapter", "muon")
 """Sections and tables below all keys, where they are chosen."""
 OF_EXPERTS: Final = ("experts.model.", "experts.training.", "experts.frozen.")
 """Sections inside an expert: their keys are explained where the run's own stand."""
@@ -108,6 +112,27 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "sync.diloco.fragments": "'strided' or 'sequential' blocks, or 'whole': plain DiLoCo.",
 }
 
+_OF_TUNING: Final = {
+    "model": {"context_length": 1024},
+    "data": {"source": "chat:data/*.jsonl", "validation_blocks": 16},
+    "training": {"total_steps": 1000, "batch_size": 16},
+    "sync": {"inner_steps": 25},
+}
+_TUNING_OPTIMIZER: Final = {"name": "adamw", "warmup_steps": 10, "weight_decay": 0.0}
+TUNING: Final[Mapping[str, Mapping[str, Any]]] = {
+    "sft": {
+        "name": "sft",
+        **_OF_TUNING,
+        "optimizer": {**_TUNING_OPTIMIZER, "learning_rate": 1e-5},
+    },
+    "lora": {
+        "name": "lora",
+        **_OF_TUNING,
+        "optimizer": {**_TUNING_OPTIMIZER, "learning_rate": 1e-4},
+        "adapter": {},
+    },
+}
+"""Keys of presets that go on from a checkpoint."""
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     "demo": {
         "name": "demo",
@@ -146,11 +171,14 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
 }
 """Keys that differ from the run spec's defaults, by preset."""
+ALL_PRESETS: Final = {**PRESETS, **TUNING}
+TUNED: Final = " or ".join(TUNING)
 UNTRIED: Final = frozenset({"125m", "1b"})
 """Presets with sizes and rates from the literature, which nobody has trained to the end."""
 
 FIRST_KEYS: Final = (
     "name",
+    "model.init_from",
     "data.source",
     "data.tokenizer",
     "model.hidden_size",
@@ -168,6 +196,25 @@ FIRST_KEYS: Final = (
     "admission.mode",
 )
 """Keys of the first screen."""
+OF_CHECKPOINT: Final = frozenset(
+    {
+        "data.tokenizer",
+        "model.family",
+        "model.hidden_size",
+        "model.intermediate_size",
+        "model.num_heads",
+        "model.num_kv_heads",
+        "model.num_layers",
+        "model.rope_theta",
+        "model.tie_embeddings",
+    }
+)
+"""Keys that a checkpoint says better."""
+TUNING_LINES: Final = (
+    "# Sizes, tokenizer and chat template are the checkpoint's. It has learnt at a falling rate,",
+    "# and would forget at a high one: the rate is half of the usual (2e-5; 2e-4 of adapters), and",
+    "# rises over 1% of the steps. AdamW, because most checkpoints were trained with it.",
+)
 LINE: Final = (
     "# " + "-" * 76,
     "# Below stands the rest, which most runs keep as it is.",
@@ -219,50 +266,66 @@ def write_new(path: Path, spec: RunSpec, preset: str, *, force: bool) -> list[st
 def checked_spec(
     preset: str = "demo",
     method: str = METHODS[0],
-    optimizer: str = OPTIMIZERS[0],
+    optimizer: str | None = None,
     stages: int = 1,
     data: str | None = None,
     seed: int = 0,
     experts: Sequence[str] = (),
+    model: str | None = None,
 ) -> RunSpec:
-    """The run spec of a preset.
+    """The run spec of a preset; `model` is the checkpoint that it goes on from.
 
     Raises:
-        ConfigError: a name is unknown, or there are more stages than layers.
+        ConfigError: a name is unknown, there are more stages than layers, or no checkpoint is named
+            where one is needed.
         InvalidRunSpec: stages do not average by this method, or names of experts cannot be.
     """
-    asked = {"method": method, "optimizer": optimizer, "preset": preset}
-    for (kind, name), known in zip(asked.items(), (METHODS, OPTIMIZERS, PRESETS), strict=True):
+    asked = {"method": method, "optimizer": optimizer or OPTIMIZERS[0], "preset": preset}
+    for (kind, name), known in zip(asked.items(), (METHODS, OPTIMIZERS, ALL_PRESETS), strict=True):
         if name not in known:
             raise ConfigError(f"unknown {kind} '{name}': use {' or '.join(known)}")
-    if stages > (layers := RunSpec.model_validate(PRESETS[preset]).model.num_layers):
+    if (model is None) is (preset in TUNING):
+        what = (
+            f"--preset {preset} needs --model, the checkpoint to go on from: a folder, or a name on"
+            " the hub"
+        )
+        raise ConfigError(what if model is None else f"--model is for --preset {TUNED}")
+    if preset in TUNING and (stages > 1 or experts):
+        raise ConfigError(f"--preset {preset} trains one whole model: no --stages and no --experts")
+    if preset in PRESETS and stages > (layers := _layers_of(preset)):
         raise ConfigError(f"--stages {stages}: '{preset}' has {layers} layers, one for a stage")
     if data is not None and data.partition(":")[0] not in SOURCES:
         raise ConfigError(
             f"unknown data source '{data}': for text files write text:{data}; the others are"
             f" {', '.join(source for source in SOURCES if source != 'text')}"
         )
-    spec = preset_spec(preset, method, optimizer, stages, data, seed, experts)
+    spec = preset_spec(preset, method, optimizer, stages, data, seed, experts, model)
     check_stages(spec)
     return spec
+
+
+def _layers_of(preset: str) -> int:
+    return RunSpec.model_validate(PRESETS[preset]).model.num_layers
 
 
 def preset_spec(
     preset: str,
     method: str = METHODS[0],
-    optimizer: str = OPTIMIZERS[0],
+    optimizer: str | None = None,
     stages: int = 1,
     data: str | None = None,
     seed: int = 0,
     experts: Sequence[str] = (),
+    model: str | None = None,
 ) -> RunSpec:
     """Peers choose how often they average, where the way lets them; holders of stages do not.
 
     Raises InvalidRunSpec: the names of the experts cannot be.
     """
-    tree = PRESETS[preset]
-    inner = {**tree["optimizer"], "name": optimizer}
-    if optimizer == "muon":
+    tree = ALL_PRESETS[preset]
+    inner = {"name": OPTIMIZERS[0], **tree["optimizer"]}
+    inner["name"] = optimizer or inner["name"]
+    if inner["name"] == "muon":
         inner["muon"] = {"learning_rate": MUON_RATE * inner["learning_rate"]}
     sync = {**tree["sync"], "method": method}
     if method != IN_FRAGMENTS and WAYS[method].has_own_rounds and stages == 1:
@@ -272,6 +335,10 @@ def preset_spec(
     corpus = {**tree.get("data", {}), **({} if source is None else {"source": source})}
     own = {"sync": sync, "optimizer": inner, "pipeline": pipeline, "data": corpus, "seed": seed}
     whole = {**tree, **own}
+    if model is not None:
+        here = Path(model).expanduser()
+        named = str(here.absolute()) if here.exists() else model
+        whole["model"] = {**tree["model"], "init_from": named}
     spec = validated(whole)
     return validated(_with_experts(whole, experts, spec.total_rounds // 2)) if experts else spec
 
@@ -287,7 +354,7 @@ def _with_experts(tree: dict[str, Any], names: Sequence[str], branch_round: int)
 
 
 def preset_toml(
-    preset: str, method: str = METHODS[0], optimizer: str = OPTIMIZERS[0], stages: int = 1
+    preset: str, method: str = METHODS[0], optimizer: str | None = None, stages: int = 1
 ) -> str:
     return toml_of(preset_spec(preset, method, optimizer, stages), preset)
 
@@ -295,7 +362,9 @@ def preset_toml(
 def toml_of(spec: RunSpec, preset: str) -> str:
     """The file's text, of which no key is missing."""
     chosen = dict(_keys(spec))
-    first = {path: chosen.pop(path) for path in FIRST_KEYS if path in chosen}
+    if spec.model.init_from is not None:
+        chosen = {path: value for path, value in chosen.items() if path not in OF_CHECKPOINT}
+    first = {path: chosen.pop(path) for path in FIRST_KEYS if chosen.get(path) is not None}
     lines = [*_head(spec, preset), *(_beside(*entry) for entry in first.items()), "", *LINE]
     return "\n".join([*lines, *_rest(spec, chosen)]) + "\n"
 
@@ -306,6 +375,7 @@ def _head(spec: RunSpec, preset: str) -> list[str]:
         "# What it takes of a peer:",
         *(f"#   {line}" for line in told_needs(spec, corpus_tokens_of(spec))),
         *[UNTRIED_LINE] * (preset in UNTRIED),
+        *TUNING_LINES * (preset in TUNING),
         "",
     ]
 
@@ -368,14 +438,24 @@ def _keys(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _is_idle(section: BaseModel, name: str) -> bool:
-    if isinstance(section, ModelSection) and name in OF_MIXTURES:
-        return section.family not in MIXTURES
-    if isinstance(section, PipelineSection):
-        return section.stages == 1
-    if isinstance(section, RunSpec | OptimizerSection):
-        return name in OF_THEIR_OWN
-    if not isinstance(section, SyncSection):
-        return False
+    idle = False
+    match section:
+        case ModelSection():
+            idle = name in OF_MIXTURES and section.family not in MIXTURES
+        case PipelineSection():
+            idle = section.stages == 1
+        case DataSection():
+            idle = name == "chat_template" and not section.source.startswith("chat:")
+        case OptimizerSection():
+            idle = name in OF_THEIR_OWN
+        case RunSpec():
+            idle = name in OF_THEIR_OWN
+        case SyncSection():
+            idle = _is_idle_of_sync(section, name)
+    return idle
+
+
+def _is_idle_of_sync(section: SyncSection, name: str) -> bool:
     own = WAYS[section.method].section
     others_sections = {row.section for row in WAYS.values()} - {own}
     if section.noloco is not None and not section.noloco.is_whole and name in KEYS_OF_WHOLE_MODELS:

@@ -223,7 +223,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Output": ("picture", "as_json"),
 }
 """Options by their names in code, for commands of more than FEW of them."""
-FEW: Final = 10
+FEW: Final = 11
 COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "Before a run": ("new", "plan", "measure", "doctor"),
     "A peer": ("start", "join", "status", "top", "pause", "resume", "leave"),

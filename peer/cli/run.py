@@ -227,23 +227,29 @@ def _from_checkpoints(written: RunSpec) -> RunSpec:
 
 def _from_checkpoint(written: RunSpec) -> RunSpec:
     """Add what checkpoint and tokenizer say. Raises InvalidRunSpec."""
-    if written.model.init_from is None and written.data.tokenizer == "bytes":
+    is_plain = written.model.init_from is None and written.data.tokenizer == "bytes"
+    if is_plain and not written.has_conversations:
         return written
-    from peer.training.init_from import rate_hint, with_checkpoint
+    from peer.training.init_from import (
+        rate_hint,
+        template_hint,
+        with_chat_template,
+        with_checkpoint,
+    )
 
     with shown("reading tokenizer and checkpoint"):
-        spec = with_checkpoint(written)
-    if hint := rate_hint(spec):
-        print(hint, file=sys.stderr, flush=True)
+        spec = with_chat_template(with_checkpoint(written))
+    for hint in (rate_hint(spec), template_hint(spec)):
+        if hint is not None:
+            print(hint, file=sys.stderr, flush=True)
     return spec
 
 
 def _as_founded(written: RunSpec, founded: RunSpec) -> RunSpec:
-    """Add the tokenizer that was left to the checkpoint when the run was founded."""
-    if written.model.init_from is None or "tokenizer" in written.data.model_fields_set:
-        return written
-    tokenizer = {"tokenizer": founded.data.tokenizer}
-    return written.model_copy(update={"data": written.data.model_copy(update=tokenizer)})
+    """Add what was left to checkpoint and tokenizer when the run was founded."""
+    left = {"chat_template", *["tokenizer"] * (written.model.init_from is not None)}
+    found = {key: getattr(founded.data, key) for key in left - written.data.model_fields_set}
+    return written.model_copy(update={"data": written.data.model_copy(update=found)})
 
 
 def _check_enough(spec: RunSpec, data: str | None) -> None:
@@ -263,7 +269,7 @@ def _check_source(source: str) -> None:
     kind, _, pattern = source.partition(":")
     if kind == "tokens" and not Path(pattern).expanduser().is_file():
         raise ConfigError(f"data.source: there is no file {pattern}")
-    if kind not in ("text", "jsonl", "parquet"):
+    if kind not in ("text", "jsonl", "parquet", "chat") or pattern.startswith("hf:"):
         return
     from peer.training.corpus.documents import glob_texts, shards_of
     from peer.training.corpus.packed import InvalidCorpus

@@ -584,7 +584,8 @@ class RealProvision:
             parameters=created.whole.parameters,
             padded_parameters=created.whole.padded_parameters,
         )
-        return spec.model_copy(update={"frozen": frozen}), created, fresh
+        adapter = spec.adapter and spec.adapter.model_copy(update={"base": created.base})
+        return spec.model_copy(update={"frozen": frozen, "adapter": adapter}), created, fresh
 
     async def _supplies_of_expert(
         self,

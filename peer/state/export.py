@@ -31,8 +31,15 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from peer.runtime.files import USUAL_FILE
+from peer.training.adapter import merged, write_adapter
+from peer.training.corpus.chats import end_of_answer
 from peer.training.corpus.tokenizer import BYTES, ByteTokenizer, FileTokenizer, Tokenizer
-from peer.training.model import model_config, model_shapes
+from peer.training.model import (
+    adapted_checkpoint,
+    model_config,
+    model_shapes,
+    trained_parameters,
+)
 from protocol.content.samples import Float32Vector
 from protocol.run.families import FAMILIES
 from protocol.run.layout import Layout, stage_layers
@@ -41,6 +48,8 @@ from protocol.run.run_spec import RunSpec
 from .ensemble_reader import USUAL_TOKENS, ExpertEnsemble
 from .export_folder import MARKER, check_export_folder, stages_of_export
 
+ADAPTER: Final = "adapter"
+"""Folder of an export, for peft."""
 _WEIGHTS: Final = "model.safetensors"
 _EMBEDDING: Final = "model.embed_tokens.weight"
 
@@ -63,13 +72,18 @@ def export_hugging_face(
 
     Raises:
         FileExistsError: `out_dir` holds something that is not an export.
-        ValueError: vector, layout or tokenizer do not fit the run spec.
+        ValueError: vector, layout or tokenizer do not fit the run spec, or no base is here.
     """
     check_export_folder(out_dir)
     if (tokenizer_json is None) != (spec.data.tokenizer == BYTES):
         raise ValueError(f"the tokenizer given does not fit the run's, {spec.data.tokenizer!r}")
     tokenizer = ByteTokenizer() if tokenizer_json is None else FileTokenizer(tokenizer_json)
+    end_of_text = tokenizer.end_of_text
     config = _config(spec, layout, tokenizer)
+    if spec.data.chat_template is not None and isinstance(tokenizer, FileTokenizer):
+        end = end_of_answer(spec.data.chat_template)
+        if (token := tokenizer.vocabulary.get(end)) is not None:
+            end_of_text, config.eos_token_id = end, token
     if phi_P.dtype != np.float32 or phi_P.shape != (layout.padded_parameters,):
         raise ValueError(
             f"weights of {phi_P.shape} do not fit {layout.padded_parameters} parameters"
@@ -79,9 +93,12 @@ def export_hugging_face(
     partial.mkdir(parents=True)
     try:
         config.save_pretrained(partial)
-        save_file(_tensors(phi_P, layout), partial / _WEIGHTS, metadata={"format": "pt"})
+        tensors = _tensors(phi_P, layout)
+        if spec.adapter is not None:
+            tensors = _with_base(tensors, spec, config.vocab_size, partial / ADAPTER)
+        save_file(tensors, partial / _WEIGHTS, metadata={"format": "pt"})
         tokenizer_json = tokenizer_json or ByteTokenizer().to_json()
-        _write_tokenizer(partial, tokenizer_json, tokenizer.end_of_text, spec)
+        _write_tokenizer(partial, tokenizer_json, end_of_text, spec)
         origin = {
             "run": spec.name,
             "round": round,
@@ -121,6 +138,17 @@ def _tensors(phi_P: Float32Vector, layout: Layout) -> dict[str, torch.Tensor]:
     }
 
 
+def _with_base(
+    adapters: dict[str, torch.Tensor], spec: RunSpec, vocabulary_size: int, folder: Path
+) -> dict[str, torch.Tensor]:
+    """Write the adapters for peft, and return the whole model's parameters, with them added."""
+    module = adapted_checkpoint(spec, vocabulary_size)
+    for name, parameter in trained_parameters(module).items():
+        parameter.data = adapters[name]
+    write_adapter(folder, module, spec)
+    return merged(module)
+
+
 def _write_tokenizer(
     folder: Path, tokenizer_json: bytes, end_of_text: str | None, spec: RunSpec
 ) -> None:
@@ -131,6 +159,7 @@ def _write_tokenizer(
         model_max_length=spec.model.context_length,
         clean_up_tokenization_spaces=False,
         eos_token=end_of_text,
+        chat_template=spec.data.chat_template,
     )
     tokenizer.save_pretrained(folder)
 
@@ -139,6 +168,9 @@ def _move_files(source: Path, out_dir: Path) -> None:
     """Move every file of `source` into `out_dir`; the user's own files there stay."""
     out_dir.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.iterdir()):
+        if path.is_dir():
+            _move_files(path, out_dir / path.name)
+            continue
         path.chmod(USUAL_FILE)  # safetensors writes for the owner alone
         path.replace(out_dir / path.name)
 

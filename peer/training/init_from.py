@@ -17,6 +17,7 @@ from protocol.errors import InvalidRunSpec
 from protocol.run.families import FAMILIES
 from protocol.run.run_spec import RunSpec
 
+from .corpus.chats import PLAIN, template_fault, template_of
 from .corpus.tokenizer import (
     BYTES,
     TOKENIZER_FILE,
@@ -67,6 +68,29 @@ def with_checkpoint(written: RunSpec) -> RunSpec:
             f" {largest + 1:,} tokens: they do not belong together"
         )
     return written.model_copy(update={"data": written.data.model_copy(update={"tokenizer": named})})
+
+
+def with_chat_template(spec: RunSpec) -> RunSpec:
+    """The run spec with the tokenizer's chat template, where it needs one and names none.
+
+    Raises InvalidRunSpec: the template cannot be Jinja's, or is too long.
+    """
+    if not spec.has_conversations:
+        return spec
+    text = spec.data.chat_template or template_of(spec.data.tokenizer, spec.model.init_from)
+    if fault := template_fault(text):
+        raise InvalidRunSpec(f"data.chat_template: {fault}")
+    return spec.model_copy(update={"data": spec.data.model_copy(update={"chat_template": text})})
+
+
+def template_hint(spec: RunSpec) -> str | None:
+    """What conversations look like where no template belongs to the tokenizer."""
+    if not (spec.data.chat_template or "").endswith(PLAIN):
+        return None
+    return (
+        f"{spec.data.tokenizer!r} has no chat template: conversations are written plainly, as"
+        " <|user|>, a new line and the words; data.chat_template takes another one"
+    )
 
 
 def rate_hint(spec: RunSpec) -> str | None:

@@ -128,11 +128,13 @@ class ModelCreated(TrainerMessage, frozen=True):
     Attributes:
         shapes: of the parameters that were made; whole_shapes are those of the whole model.
         config: the model's config.json.
+        base: digest of the checkpoint that adapters are made for.
     """
 
     shapes: Shapes
     whole_shapes: Shapes
     config: str
+    base: str | None = None
 
     @property
     def layout(self) -> Layout:

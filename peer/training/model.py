@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from protocol.errors import InvalidRunSpec
 from protocol.fragment.fragments import BLOCK_OF
 from protocol.run.families import FAMILIES, config_of_sizes, known_keys
 from protocol.run.layout import Layout, LayoutEntry
@@ -29,6 +30,10 @@ ROUTER: Final = ".mlp.gate.weight"
 """End of the name of a matrix that Muon leaves to AdamW: its rows are experts, not directions."""
 FUSED_PAIR: Final = ".gate_up_proj"
 """End of the name of two matrices of each expert, one above the other."""
+
+
+NO_TARGET: Final = -100
+"""What `cross_entropy` leaves out."""
 
 
 def model_config(spec: RunSpec, vocabulary_size: int) -> Any:
@@ -99,20 +104,55 @@ def _of_checkpoint(source: str, vocabulary_size: int) -> Config:
 
 def initial_module(spec: RunSpec, vocabulary_size: int) -> nn.Module:
     """The model as the founder starts it, on the CPU in fp32: from seed or checkpoint."""
+    if spec.adapter is not None:
+        return adapted_checkpoint(spec, vocabulary_size)
     if spec.frozen is None and spec.model.init_from is not None:
-        from transformers import AutoModelForCausalLM
-
-        config = model_config(spec, vocabulary_size)
-        loaded: nn.Module = AutoModelForCausalLM.from_pretrained(
-            spec.model.init_from, config=config, dtype=torch.float32
-        )
-        return loaded
+        return _loaded(spec, vocabulary_size)
     torch.manual_seed(spec.seed)
-    return empty_module(spec, vocabulary_size)
+    return _module(spec, vocabulary_size)
+
+
+def adapted_checkpoint(spec: RunSpec, vocabulary_size: int) -> nn.Module:
+    """The run's checkpoint with its adapters in it, as every peer of the run has it.
+
+    Raises InvalidRunSpec: there is no such checkpoint here, or another one.
+    """
+    from .adapter import adapted, check_base
+
+    try:
+        base = _loaded(spec, vocabulary_size)
+    except OSError as error:
+        why = str(error).strip().partition("\n")[0]
+        raise InvalidRunSpec(
+            f"model.init_from: {spec.model.init_from} cannot be loaded here, and every peer of a"
+            f" run with adapters loads it by itself: {why}"
+        ) from error
+    module = adapted(base, spec)
+    check_base(module, spec)
+    return module
+
+
+def _loaded(spec: RunSpec, vocabulary_size: int) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    config = model_config(spec, vocabulary_size)
+    loaded: nn.Module = AutoModelForCausalLM.from_pretrained(
+        spec.model.init_from, config=config, dtype=torch.float32, use_safetensors=True
+    )
+    return loaded
 
 
 def empty_module(spec: RunSpec, vocabulary_size: int) -> nn.Module:
     """The model with any weights, for callers that get them from elsewhere."""
+    module = _module(spec, vocabulary_size)
+    if spec.adapter is None:
+        return module
+    from .adapter import adapted
+
+    return adapted(module, spec)
+
+
+def _module(spec: RunSpec, vocabulary_size: int) -> nn.Module:
     config = config_of(spec, vocabulary_size)
     if is_supported(config):
         return Llama(config)
@@ -123,14 +163,20 @@ def empty_module(spec: RunSpec, vocabulary_size: int) -> nn.Module:
 
 
 def model_shapes(spec: RunSpec, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
-    """Name and shape of each parameter, tied ones once; nothing is allocated."""
+    """Name and shape of each parameter that is trained, tied ones once; nothing is allocated."""
     with torch.device("meta"):
         module = empty_module(spec, vocabulary_size)
-    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    return {name: tuple(parameter.shape) for name, parameter in trained_parameters(module).items()}
+
+
+def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
 class FlatModel:
-    """A module whose parameters are views of one vector. Implements `fragments.FastWeights`.
+    """A module whose trained parameters are views of one vector.
+
+    Implements `fragments.FastWeights`.
 
     Attributes:
         moved: whether anything but a step has written to the weights since the last one.
@@ -138,7 +184,7 @@ class FlatModel:
 
     def __init__(self, module: nn.Module, device: torch.device, *, compile: bool = False) -> None:
         module.to(device)
-        parameters = dict(module.named_parameters())
+        parameters = trained_parameters(module)
         self.device = device
         self.layout = Layout.from_shapes({name: p.shape for name, p in parameters.items()})
         self.theta_P = torch.zeros(self.layout.padded_parameters, device=device)
@@ -155,26 +201,28 @@ class FlatModel:
         self._forward = torch.compile(module) if compile else module
 
     def loss(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy, nats per token; int64 [B, T+1] tokens to a scalar.
+        """Mean cross-entropy of the targets, nats per token; int64 [B, T+1] tokens to a scalar.
 
         Its gradient is also that of a mixture's auxiliary loss, which its value leaves out: so
         losses of all families and weights of that loss compare.
         """
         balances = self._balance > 0 and torch.is_grad_enabled()
         told = {"output_router_logits": True} if balances else {}
-        out = self._forward(input_ids=tokens_BT[:, :-1], **told)
+        inputs_BT, targets_BT = _inputs_and_targets(tokens_BT)
+        out = self._forward(input_ids=inputs_BT, **told)
         loss = functional.cross_entropy(
-            out.logits.reshape(-1, out.logits.shape[-1]).float(), tokens_BT[:, 1:].reshape(-1)
+            out.logits.reshape(-1, out.logits.shape[-1]).float(), targets_BT.reshape(-1)
         )
         if balances:
             loss = loss + self._balance * (out.aux_loss - out.aux_loss.detach())
         return loss
 
     def log_probs(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities of the true tokens; int64 [B, T+1] tokens to fp32 [B, T]."""
-        logits_BTV = self._forward(input_ids=tokens_BT[:, :-1]).logits
+        """Log-probabilities of the targets; int64 [B, T+1] tokens to fp32 [B, T]; 0 of others."""
+        inputs_BT, targets_BT = _inputs_and_targets(tokens_BT)
+        logits_BTV = self._forward(input_ids=inputs_BT).logits
         return -functional.cross_entropy(
-            logits_BTV.float().transpose(1, 2), tokens_BT[:, 1:], reduction="none"
+            logits_BTV.float().transpose(1, 2), targets_BT, reduction="none"
         )
 
     def groups(
@@ -210,6 +258,13 @@ class FlatModel:
         leaf = nn.Parameter(self.theta_P[part].view(shape))
         leaf.grad = self.gradient_P[part].view(shape)
         return leaf
+
+
+def _inputs_and_targets(tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[B, T] each. Tokens that are given, and no targets, are negative (corpus/blocks.py)."""
+    given_BT = tokens_BT < 0
+    targets_BT = tokens_BT.masked_fill(given_BT, NO_TARGET)
+    return torch.where(given_BT, ~tokens_BT, tokens_BT)[:, :-1], targets_BT[:, 1:]
 
 
 def _balance_of(module: nn.Module) -> float:

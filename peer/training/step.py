@@ -9,6 +9,7 @@ Shapes: B sequences of a step, b sequences of a micro-batch, T tokens of a seque
 
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,8 +59,10 @@ class Stepper:
         if self._model.moved:
             self.ranks.spread(self._model.theta_P)
             self._model.moved = False
-        for tokens_bT in self._micro_batches(self.ranks.deal(blocks_BT)):
-            share = tokens_bT.shape[0] / len(blocks_BT)
+        own_BT = self.ranks.deal(blocks_BT)
+        all_targets = num_targets(blocks_BT)
+        for tokens_bT, targets in self._micro_batches(own_BT):
+            share = targets / all_targets
             with autocast(self._model.device, self._precision):
                 part = self._model.loss(tokens_bT) * share
             part.backward()
@@ -67,26 +70,43 @@ class Stepper:
         return StepResult(self.ranks.sum(loss), self.optimizer.step(learning_rate))
 
     def loss_of(self, blocks_BT: npt.NDArray[np.int64]) -> float:
-        """Mean loss of these blocks under the current weights, nats per token."""
+        """Mean loss of these blocks' targets under the current weights, nats per token."""
         total = torch.zeros((), device=self._model.device)
         with torch.no_grad(), autocast(self._model.device, self._precision):
-            for tokens_bT in self._micro_batches(blocks_BT):
-                total += self._model.loss(tokens_bT) * tokens_bT.shape[0]
-        return float(total) / len(blocks_BT)
+            for tokens_bT, targets in self._micro_batches(blocks_BT):
+                total += self._model.loss(tokens_bT) * targets
+        return float(total) / max(1, num_targets(blocks_BT))
 
     def log_probs_of(self, tokens_BT: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """Log-probabilities of the true tokens under the current weights, [B, T]."""
+        """Log-probabilities of the targets under the current weights, [B, T]; 0 of others."""
         with torch.no_grad(), autocast(self._model.device, self._precision):
-            parts = [self._model.log_probs(each).cpu() for each in self._micro_batches(tokens_BT)]
+            parts = [self._model.log_probs(each).cpu() for each in self._split(tokens_BT)]
         told_BT: npt.NDArray[np.float32] = torch.cat(parts).numpy()
         return told_BT
 
-    def _micro_batches(self, blocks_BT: npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
+    def _micro_batches(
+        self, blocks_BT: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[torch.Tensor, int]]:
+        """Those with targets, and how many."""
+        for part_BT, tokens_bT in zip(
+            np.split(blocks_BT, range(self.micro_batch, len(blocks_BT), self.micro_batch)),
+            self._split(blocks_BT),
+            strict=True,
+        ):
+            if targets := num_targets(part_BT):
+                yield tokens_bT, targets
+
+    def _split(self, blocks_BT: npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
         tokens_BT = torch.from_numpy(blocks_BT)
         if self._model.device.type == "cuda":
             tokens_BT = tokens_BT.pin_memory().to(self._model.device, non_blocking=True)
         parts: tuple[torch.Tensor, ...] = tokens_BT.split(self.micro_batch)
         return parts
+
+
+def num_targets(blocks_BT: npt.NDArray[np.int64]) -> int:
+    """Tokens that are predicted: all that follow one, but for those that are given."""
+    return int((blocks_BT[:, 1:] >= 0).sum())
 
 
 MEASURED_STEPS: Final = 5

@@ -43,7 +43,13 @@ TOTAL_STEPS: Final = "training.total_steps"
 LEARNING_RATE: Final = "optimizer.learning_rate"
 MODE: Final = "admission.mode"
 AMENDABLE: Final = (MODE, LEARNING_RATE, TOTAL_STEPS)
-FOUND_OUT: Final = ("frozen", "data.manifest", "data.tokenizer_digest", "admission.secret_digest")
+FOUND_OUT: Final = (
+    "frozen",
+    "data.manifest",
+    "data.tokenizer_digest",
+    "adapter.base",
+    "admission.secret_digest",
+)
 """Beginnings of keys that the founder's machine fills in."""
 PEERS: Final = "admission.peers"
 

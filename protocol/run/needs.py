@@ -217,13 +217,15 @@ def needs_of(
     """What this run takes of a peer. Raises InvalidRunSpec as `parameters_of`."""
     whole = held = parameters_of(spec)
     if spec.frozen is not None:
-        held = max(whole, spec.frozen.padded_parameters)
+        held = spec.frozen.padded_parameters
+        held = held if spec.adapter is not None else max(whole, held)
+    base = whole * FP32_BYTES if spec.adapter is not None else 0
     stages = spec.pipeline.stages
     part = -(-held // stages)
     code = int(part * CODECS[spec.sync.codec].bytes_per_value)
     daemon = DAEMON_BYTES + part * FP32_BYTES * (2 if has_momentum(spec) else 1) + CODE_SLOTS * code
     summed = part * FP32_BYTES if stages > 1 else 0  # gradients of a step's microbatches
-    state = state_bytes_of(spec, held) // stages + summed + part * FP32_BYTES
+    state = state_bytes_of(spec, held) // stages + summed + part * FP32_BYTES + base
     tokens = TOKEN_BYTES * spec.model.context_length
     tokens *= spec.training.batch_size + spec.data.validation_blocks
     each = int(sequence_memory(spec) * WITH_BACKWARD) // stages

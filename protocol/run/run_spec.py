@@ -34,6 +34,7 @@ from .sections import (
     LIST,
     MAX_STEPS,
     MISFIT,
+    AdapterSection,
     AdmissionSection,
     DilocoSection,
     NolocoSection,
@@ -51,7 +52,7 @@ from .ways import CODECS, WAYS, codecs_for, others_keys
 
 AUTO_ROUND_STEPS: Final = 64
 """Inner steps of a nominal round where each peer chooses its own."""
-SOURCES: Final = ("stdlib", "text", "tokens", "jsonl", "parquet", "hf")
+SOURCES: Final = ("stdlib", "text", "tokens", "jsonl", "parquet", "hf", "chat")
 STDLIB_BYTES: Final = 8_000_000
 """Bound of the `stdlib` corpus, so that a joiner has it within seconds over a home uplink."""
 OF_MIXTURES: Final = ("experts", "experts_per_token", "balance")
@@ -62,6 +63,8 @@ LATER_KEYS: Final = (
     ("optimizer", "name"),
     ("optimizer", "muon"),
     ("sync", "diloco", "robust"),
+    ("data", "chat_template"),
+    ("adapter",),
     ("experts",),
     ("ensemble",),
 )
@@ -136,9 +139,12 @@ class DataSection(Section):
     """The corpus. `manifest` is filled in by `start`: it freezes the corpus by digest."""
 
     source: str = "stdlib"
-    """'stdlib', 'text:GLOB', 'tokens:FILE', 'jsonl:GLOB', 'parquet:GLOB', 'hf:NAME'."""
+    """'stdlib', 'text:GLOB', 'tokens:FILE', 'jsonl:GLOB', 'parquet:GLOB', 'hf:NAME' or
+    'chat:GLOB'."""
     tokenizer: str = "bytes"
     """'bytes', or a Hugging Face tokenizer; leave it out with init_from."""
+    chat_template: Annotated[str, Field(max_length=65536)] | None = None
+    """How `chat:` conversations are written, in Jinja; the tokenizer's when left out."""
     validation_blocks: Annotated[int, Field(ge=1, le=65536)] = 64
     """Sequences held out for validation, the same everywhere."""
     piece_kib: Annotated[int, Field(ge=16, le=16384)] = 4096
@@ -421,6 +427,8 @@ class RunSpec(Section):
     training: TrainingSection = TrainingSection()
     sync: SyncSection = SyncSection()
     pipeline: PipelineSection = PipelineSection()
+    adapter: AdapterSection | None = None
+    """Trains adapters of model.init_from, and not its own weights."""
     admission: AdmissionSection = AdmissionSection()
     experts: Annotated[tuple[ExpertSection, ...], Field(max_length=MAX_STAGES), LIST] = ()
     """Several models instead of one; the first is the generalist."""
@@ -448,6 +456,11 @@ class RunSpec(Section):
                 f" which must be a multiple of {ALIGNMENT}"
             )
             yield misfit("pipeline.stages", what, stages)
+        if stages > 1 and self.has_conversations:
+            what = "stages learn whole texts: use another source, or leave stages out"
+            yield misfit("data.source", what, self.data.source)
+        if self.adapter is not None:
+            yield from self._adapter_faults()
         if stages > 1 and self.sync.inner_steps == "auto":
             what = "stages choose no rounds of their own: give a number where there are stages"
             yield misfit("sync.inner_steps", what, "auto")
@@ -455,6 +468,17 @@ class RunSpec(Section):
             yield from self._expert_faults()
         elif self.ensemble is not None:
             yield misfit("ensemble", "needs [[experts]]", self.ensemble.model_dump())
+
+    def _adapter_faults(self) -> Iterator[PydanticCustomError]:
+        if self.pipeline.stages > 1:
+            what = "adapters are of whole models: leave [adapter] or the stages out"
+            yield misfit("pipeline.stages", what, self.pipeline.stages)
+        if self.experts:
+            what = "experts train whole models: leave [adapter] or [[experts]] out"
+            yield misfit("adapter", what, self.adapter)
+        elif self.model.init_from is None:
+            what = "must name the checkpoint that [adapter] is for: a folder, or a name on the hub"
+            yield misfit("model.init_from", what, None)
 
     def _expert_faults(self) -> Iterator[PydanticCustomError]:
         if self.pipeline.stages > 1:
@@ -582,6 +606,10 @@ class RunSpec(Section):
         number = expert_of_part(part)
         known = number is not None and number < len(self.experts)
         return self.experts[number].name if known and number is not None else None
+
+    @property
+    def has_conversations(self) -> bool:
+        return any(model.data.source.startswith("chat:") for model in self.models)
 
     @property
     def total_rounds(self) -> int:

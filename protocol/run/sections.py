@@ -229,6 +229,28 @@ def visited_of(stages: int) -> int:
     return max(min(2, stages), stages * 3 // 4)
 
 
+# --- adapters -------------------------------------------------------------------------------------
+class AdapterSection(Section):
+    """Small matrices beside those of a checkpoint, which stays as it is."""
+
+    kind: Literal["lora"] = "lora"
+    """Only 'lora' so far."""
+    rank: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Width of an adapter; more: more to learn, and to send."""
+    alpha: Annotated[float, Field(gt=0, le=1e4)] = 32.0
+    """What they make is scaled by alpha / rank."""
+    targets: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")], ...],
+        Field(max_length=MAX_LISTED),
+        LIST,
+    ] = ()
+    """Layers that get one, as ["q_proj", "v_proj"]; none named: all of the blocks."""
+    trains: Literal["both", "b"] = "both"
+    """'both' matrices, or 'b': the first stays as drawn, half is sent, averages are exact."""
+    base: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
+    """Digest of the checkpoint; set by the founder's `start`."""
+
+
 # --- ways of averaging ----------------------------------------------------------------------------
 FEEDBACK_GONE: Final = (
     "error feedback is gone: commit 6613df92 had it last; go on with the run in that, or found a"

@@ -22,6 +22,7 @@ from peer.training.loop import InnerLoop, inner_loop
 from peer.training.messages import Failed, ModelCreated, Ready, TrainerSettings
 from peer.training.model import (
     FlatModel,
+    adapted_checkpoint,
     config_of,
     empty_module,
     initial_module,
@@ -125,7 +126,12 @@ def create(channel: SocketChannel, settings: TrainerSettings, weights_fd: int) -
         whole = tuple(sorted(model_shapes(spec, settings.vocabulary_size).items()))
     with open(weights_fd, "wb", closefd=False) as file:
         file.write(model.theta_P.numpy().data)  # tofile does not say that a disk is full
-    channel.emit(ModelCreated(shapes, whole, text))
+    base = None
+    if spec.adapter is not None:
+        from peer.training.adapter import base_digest
+
+        base = base_digest(module)
+    channel.emit(ModelCreated(shapes, whole, text, base))
 
 
 def build(
@@ -199,8 +205,15 @@ def _stepper(settings: TrainerSettings, ranks: Ranks) -> tuple[FlatModel, step.S
     torch.manual_seed(spec.seed)
     device = choose_device(settings.own_device)
     precision = choose_precision(spec.training.precision, device)
-    # `Load` brings the weights.
-    module = empty_module(spec, settings.vocabulary_size)
+    # `Load` brings the weights, but for those of a checkpoint that adapters leave as it is.
+    if spec.adapter is None:
+        module = empty_module(spec, settings.vocabulary_size)
+    else:
+        from peer.training.adapter import halve
+
+        module = adapted_checkpoint(spec, settings.vocabulary_size)
+        if precision == "bf16":
+            halve(module)
     model = FlatModel(module, device, compile=spec.training.compile)
     optimizer = inner_optimizer(model, spec.optimizer, precision, ranks)
     micro_batch = _first_micro_batch(settings, spec, device)

@@ -7,6 +7,9 @@ blocks are spread evenly over the held-out tokens: the same on every peer.
 A corpus lies in one file, or in pieces. Files of pieces appear and go whole; a piece that is mapped
 stays readable. A piece is checked against the manifest when it is first read, so that a disk that
 lies, or lost power, is noticed here and not in the weights.
+
+A token that is given, and no target (chats.py), is kept as its number and the size of the
+vocabulary, and handed out as ~number: a negative one.
 """
 
 from collections import OrderedDict
@@ -35,6 +38,18 @@ def cut_piece(train: Tokens, manifest: CorpusManifest, piece: int) -> bytes:
     return train[start:end].astype(manifest.dtype).tobytes()
 
 
+Blocks = npt.NDArray[np.int64]
+
+
+def _marked(blocks: Blocks, vocabulary_size: int) -> Blocks:
+    return np.where(blocks < vocabulary_size, blocks, vocabulary_size - 1 - blocks)
+
+
+def without_marks(blocks: Blocks, vocabulary_size: int) -> Blocks:
+    """Blocks as they are kept."""
+    return np.where(blocks >= 0, blocks, vocabulary_size - 1 - blocks)
+
+
 class PieceCorpus:
     """A corpus of which pieces come and go; held-out blocks are [count, context_length + 1]."""
 
@@ -61,12 +76,13 @@ class PieceCorpus:
             if tokens is None:
                 raise InvalidCorpus(f"piece {piece} of the corpus is not here")
             blocks[row] = tokens[inside * length : (inside + 1) * length + 1]
-        return blocks
+        return _marked(blocks, self._manifest.vocabulary_size)
 
     def validation_blocks(self, count: int) -> npt.NDArray[np.int64]:
         """The fixed validation blocks: [count, context_length + 1] tokens."""
         indices = np.arange(count, dtype=np.int64) * len(self._held_out) // count
-        return self._held_out[indices].astype(np.int64)
+        blocks = self._held_out[indices].astype(np.int64)
+        return _marked(blocks, self._manifest.vocabulary_size)
 
     def _piece(self, piece: int) -> Tokens | None:
         tokens = self._mapped.get(piece)
@@ -96,13 +112,14 @@ class Corpus:
     Attributes:
         train: tokens to train on.
         piece_blocks: None where they are not known.
-        tokenizer_digest: of a packed corpus; None for a raw token file.
+        tokenizer_digest, vocabulary_size: of a packed corpus; None for a raw token file.
     """
 
     train: Tokens
     _validation: Tokens
     _context_length: int
     tokenizer_digest: str | None = None
+    vocabulary_size: int | None = None
     piece_blocks: int | None = None
 
     @property
@@ -119,19 +136,18 @@ class Corpus:
 
     def blocks(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Training blocks: [count] indices to [count, context_length + 1] tokens."""
-        return _cut(self.train, indices * self._context_length, self._context_length)
+        return self._cut(self.train, indices * self._context_length)
 
     def validation_blocks(self, count: int) -> npt.NDArray[np.int64]:
         """The fixed validation blocks: [count, context_length + 1] tokens."""
         indices = np.arange(count, dtype=np.int64) * self.held_out_blocks // count
-        return _cut(self._validation, indices * self._context_length, self._context_length)
+        return self._cut(self._validation, indices * self._context_length)
 
-
-def _cut(tokens: Tokens, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
-    blocks = np.empty((len(starts), length + 1), dtype=np.int64)
-    for row, start in enumerate(starts):
-        blocks[row] = tokens[start : start + length + 1]
-    return blocks
+    def _cut(self, tokens: Tokens, starts: Blocks) -> Blocks:
+        blocks = np.empty((len(starts), self._context_length + 1), dtype=np.int64)
+        for row, start in enumerate(starts):
+            blocks[row] = tokens[start : start + self._context_length + 1]
+        return blocks if self.vocabulary_size is None else _marked(blocks, self.vocabulary_size)
 
 
 def open_file(
@@ -174,5 +190,6 @@ def _open_packed(path: Path, context_length: int, piece_blocks: int | None) -> C
         tokens[header.train_tokens :],
         context_length,
         tokenizer_digest=header.tokenizer_digest,
+        vocabulary_size=header.vocabulary_size,
         piece_blocks=piece_blocks,
     )

@@ -5,6 +5,8 @@ A source names a data set and the column that holds the text:
     jsonl:GLOB[#COLUMN]                     files of one JSON object a line, plain or .gz
     parquet:GLOB[#COLUMN]
     hf:NAME[,CONFIG][:SPLIT][#COLUMN]       of the hub, or a folder; read as a stream
+    chat:GLOB[#COLUMN]                      jsonl: of conversations (chats.py); before `parquet:`
+                                            and `hf:`, too
 
 A shard is a file, or a shard of the stream. Its documents come in the order in which they stand in
 it, so the same data set gives the same tokens on every machine.
@@ -18,7 +20,7 @@ import os
 import re
 import sysconfig
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +29,7 @@ import blake3
 
 from protocol.run.run_spec import STDLIB_BYTES
 
+from .chats import CHAT, MESSAGES, Passage
 from .packed import InvalidCorpus, Text, check_name
 
 _LEFT_OUT: Final = frozenset(
@@ -88,6 +91,7 @@ def _matching(kind: str, pattern: str) -> list[Path]:
 
 
 KINDS: Final = ("jsonl", "parquet", "hf")
+DOCUMENT_KINDS: Final = (*KINDS, CHAT)
 COLUMN: Final = "text"
 SPLIT: Final = "train"
 EXTRA: Final = "pip install 'loco-peer[data]'"
@@ -133,9 +137,17 @@ class Shard:
 
 def shards_of(kind: str, where: str) -> list[Shard]:
     """The shards of a source, in order. Raises InvalidCorpus."""
+    usual = COLUMN
+    if kind == CHAT:
+        usual, kind, where = MESSAGES, *_kind_of_chat(where)
     place, _, column = where.partition("#")
-    column = column or COLUMN
+    column = column or usual
     return _stream_shards(place, column) if kind == "hf" else _files(kind, place, column)
+
+
+def _kind_of_chat(where: str) -> tuple[str, str]:
+    kind, _, rest = where.partition(":")
+    return (kind, rest) if kind in KINDS else ("jsonl", where)
 
 
 @dataclass(slots=True)
@@ -145,16 +157,33 @@ class ShardRead:
     share: float = 0.0
 
 
-def documents(shard: Shard, reading: ShardRead | None = None) -> Iterator[tuple[int, str]]:
-    """The texts of a shard, each with its number for `Shard.place_of`. Raises InvalidCorpus."""
+def text_passage(text: Any) -> list[Passage]:
+    """A text as a document. Raises ValueError: it is none."""
+    if not isinstance(text, str):
+        raise ValueError(f"holds {type(text).__name__}, not text")
+    return [(text, False)]
+
+
+def documents(
+    shard: Shard,
+    reading: ShardRead | None = None,
+    passages: Callable[[Any], list[Passage]] = text_passage,
+) -> Iterator[tuple[int, list[Passage]]]:
+    """The documents of a shard, each with its number for `Shard.place_of`. Raises InvalidCorpus.
+
+    Args:
+        passages: makes one of what the column holds; raises ValueError.
+    """
     read = {"jsonl": _json_lines, "parquet": _parquet_rows, "hf": _stream_rows}[shard.kind]
-    for number, text in read(shard, reading or ShardRead()):
-        if not isinstance(text, str):
+    for number, found in read(shard, reading or ShardRead()):
+        try:
+            made = passages(found)
+        except ValueError as error:
             raise InvalidCorpus(
-                f"{shard.place_of(number)}: column {shard.column!r} holds {type(text).__name__},"
-                " not text; mend or remove it, or name another column with #COLUMN"
-            )
-        yield number, _whole_characters(text)
+                f"{shard.place_of(number)}: column {shard.column!r} {error};"
+                " mend or remove it, or name another column with #COLUMN"
+            ) from error
+        yield number, [(_whole_characters(text), given) for text, given in made]
 
 
 def _whole_characters(text: str) -> str:

@@ -11,7 +11,7 @@ import json
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from msgspec import structs
@@ -22,9 +22,9 @@ from protocol.limits import MAX_BLOB_BYTES, MAX_PIECES
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.progress import Counting, Tell, nobody
 
-from .blocks import Corpus, PieceCorpus, cut_piece, is_packed, open_file
-from .documents import KINDS as DOCUMENT_KINDS
-from .documents import glob_texts, stdlib_texts
+from .blocks import Corpus, PieceCorpus, cut_piece, is_packed, open_file, without_marks
+from .chats import CHAT, ChatTemplate, template_of
+from .documents import DOCUMENT_KINDS, glob_texts, stdlib_texts
 from .packed import RAW_SUFFIXES, InvalidCorpus, largest_token, pack, token_dtype
 from .tokenise import PACKING, pack_documents
 from .tokenizer import Tokenizer, load_tokenizer
@@ -163,11 +163,17 @@ def prepare_corpus(
     with tempfile.TemporaryDirectory(prefix=PACKING, dir=cache_dir) as folder:
         packed = Path(folder) / "corpus"
         if kind in DOCUMENT_KINDS:
-            pack_documents(kind, where, tokenizer, cache_dir, packed, tell)
+            chat = _template(spec) if kind == CHAT else None
+            pack_documents(kind, where, tokenizer, cache_dir, packed, tell, chat)
         else:
             texts = stdlib_texts() if kind == "stdlib" else glob_texts(where)
             pack(texts, tokenizer, packed, tell)
         return _kept(spec, packed, tokenizer, cache_dir, tell, is_ours=True)
+
+
+def _template(spec: RunSpec) -> ChatTemplate:
+    own = spec.data.chat_template or template_of(spec.data.tokenizer, spec.model.init_from)
+    return ChatTemplate(own)
 
 
 def describe_corpus(spec: RunSpec, kept: KeptCorpus) -> KeptCorpus:
@@ -201,9 +207,10 @@ def _kept(
     if corpus.tokenizer_digest not in (None, tokenizer.digest):
         raise InvalidCorpus(f"{tokens} was made with another tokenizer than data.tokenizer")
     held_out = corpus.validation_blocks(spec.data.validation_blocks)
-    dtype = token_dtype(tokenizer.vocabulary_size)
-    blob = held_out.astype(dtype).tobytes()
-    kept = _keep(cache_dir, _manifest(spec, corpus, tokenizer, blob, tell))
+    is_packed_here = corpus.tokenizer_digest is not None
+    dtype = corpus.train.dtype if is_packed_here else token_dtype(tokenizer.vocabulary_size)
+    blob = without_marks(held_out, tokenizer.vocabulary_size).astype(dtype).tobytes()
+    kept = _keep(cache_dir, _manifest(spec, corpus, tokenizer, blob, dtype, tell))
     if is_ours:
         tokens = tokens.replace(kept.folder / PACKED)
     else:
@@ -216,7 +223,12 @@ def _kept(
 
 
 def _manifest(
-    spec: RunSpec, corpus: Corpus, tokenizer: Tokenizer, held_out: bytes, tell: Tell
+    spec: RunSpec,
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    held_out: bytes,
+    dtype: np.dtype[Any],
+    tell: Tell,
 ) -> CorpusManifest:
     """The manifest of a corpus, all of which is read. Raises InvalidCorpus."""
     if len(held_out) > MAX_BLOB_BYTES:
@@ -224,7 +236,6 @@ def _manifest(
             f"data.validation_blocks would hold out {len(held_out)} bytes, which every peer has to"
             f" fetch; at most {MAX_BLOB_BYTES} can be: use fewer"
         )
-    dtype = token_dtype(tokenizer.vocabulary_size)
     block_bytes = spec.model.context_length * dtype.itemsize
     manifest = CorpusManifest(
         context_length=spec.model.context_length,

@@ -224,13 +224,14 @@ def write_packed(
     parts: Iterable[IO[bytes]],
     tell: Tell,
     files: Sequence[CorpusFile] = (),
+    dtype: np.dtype[Any] | None = None,
 ) -> None:
     """Write a packed file of these files of tokens, whole or not at all.
 
     Args:
         sizes_bytes: of the parts to train on, which come first, and of the held-out ones.
     """
-    dtype = token_dtype(tokenizer.vocabulary_size)
+    dtype = dtype or token_dtype(tokenizer.vocabulary_size)
     train, held_out = (size // dtype.itemsize for size in sizes_bytes)
     header = msgspec.msgpack.encode(
         PackedHeader(

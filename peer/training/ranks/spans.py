@@ -41,7 +41,7 @@ def _cut(layout: Layout, muon: Collection[int], target: int) -> int:
 
 
 def _work(entry: LayoutEntry, muon: Collection[int]) -> int:
-    return entry.padded_size * (min(entry.shape) if entry.offset in muon else ADAMW_WORK)
+    return entry.padded_size * (min(entry.shape[-2:]) if entry.offset in muon else ADAMW_WORK)
 
 
 def shared_part(one: slice, other: slice) -> slice:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from peer.cli.app import app
 from peer.cli.completion import SHELLS
-from peer.cli.new import METHODS, OPTIMIZERS, PRESETS
+from peer.cli.new import ALL_PRESETS, METHODS, OPTIMIZERS
 from peer.cli.options import COMMANDS, EXAMPLES, GROUPS
 from peer.options.config import OPTIONS, check_given
 from peer.options.values import TRACKERS, Cloud, LogFormat
@@ -64,6 +64,7 @@ FROZEN = {
         "--experts",
         "--force",
         "--method",
+        "--model",
         "--optimizer",
         "--preset",
         "--seed",
@@ -254,7 +255,7 @@ def test_examples_of_new_write_a_file(tmp_path, monkeypatch, line: str) -> None:
 
 # --- choices --------------------------------------------------------------------------------------
 CHOICES = {
-    "--preset": PRESETS,
+    "--preset": ALL_PRESETS,
     "--method": METHODS,
     "--optimizer": OPTIMIZERS,
     "--log-format": LogFormat,

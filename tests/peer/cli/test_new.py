@@ -14,10 +14,12 @@ from peer.cli.new import (
     EXPLANATIONS,
     IN_FRAGMENTS,
     METHODS,
+    OF_CHECKPOINT,
     OPTIMIZERS,
     PRESETS,
     SECTIONS,
     SET_BY_START,
+    TUNING,
     checked_spec,
     preset_spec,
     preset_toml,
@@ -58,6 +60,7 @@ WITH_EXPERTS = preset_spec("demo", experts=NAMES)
 ALL_KEYS = {f"experts.{key}" for key in ExpertSection.model_fields}.union(
     keys(WITH_EXPERTS),
     (f"model.{key}" for key in OF_MIXTURES),
+    keys(preset_spec("lora", model="some/model")),
     *(
         keys(preset_spec("demo", method, optimizer))
         for method in METHODS
@@ -86,7 +89,10 @@ def test_presets_are_valid_and_whole(preset: str, method: str, optimizer: str) -
             idle |= {key for key in ALL_KEYS if key.startswith(f"sync.{row.section}")}
     if optimizer != "muon":
         idle |= {key for key in ALL_KEYS if key.startswith("optimizer.muon")}
-    idle |= {key for key in ALL_KEYS if key.startswith(("pipeline", "experts", "ensemble"))}
+    idle |= {
+        key for key in ALL_KEYS if key.startswith(("pipeline", "experts", "ensemble", "adapter"))
+    }
+    idle |= {"data.chat_template"}
     idle |= {f"model.{key}" for key in OF_MIXTURES}
     written = keys_of(tomllib.loads(text))
     assert written | ((set(EXAMPLES) | SET_BY_START) - idle) == ALL_KEYS - idle
@@ -138,8 +144,41 @@ def test_an_unknown_optimizer_is_refused(tmp_path: Path) -> None:
 def test_examples_work_when_they_are_taken_out_of_their_comment(key: str) -> None:
     line = f"{key} = {EXAMPLES[key]}"
     text = toml_of(WITH_EXPERTS, "demo") if "ensemble" in key else preset_toml("demo")
+    if key == "data.chat_template":
+        text = toml_of(preset_spec("sft", model="some/model"), "sft")
     assert f"\n# {line}\n" in text
     assert parse_toml(text.replace(f"# {line}", line)) != parse_toml(text)
+
+
+@pytest.mark.parametrize("preset", TUNING)
+@pytest.mark.parametrize("optimizer", [None, "muon"])
+def test_presets_to_fine_tune_leave_to_the_checkpoint_what_it_says(preset, optimizer) -> None:
+    spec = preset_spec(preset, optimizer=optimizer, model="some/model")
+    text = toml_of(spec, preset)
+    assert parse_toml(text) == spec
+    tree = tomllib.loads(text)
+    assert not keys_of(tree) & OF_CHECKPOINT
+    assert tree["model"]["init_from"] == "some/model"
+    assert spec.optimizer.name == (optimizer or "adamw")
+    assert spec.optimizer.warmup_steps == spec.training.total_steps / 100
+    assert (spec.adapter is not None) == (preset == "lora")
+    assert max(map(len, text.splitlines())) <= 110
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--preset", "lora"], "--preset lora needs --model, the checkpoint"),
+        (["--preset", "sft"], "--preset sft needs --model, the checkpoint"),
+        (["--model", "some/model"], "--model is for --preset sft or lora"),
+        (["--preset", "sft", "--model", "some/model", "--stages", "2"], "no --stages"),
+    ],
+)
+def test_a_preset_to_fine_tune_wants_a_checkpoint(tmp_path: Path, options, said) -> None:
+    result = CliRunner().invoke(app, ["new", str(tmp_path / "run.toml"), *options])
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.replace("│", " ").split())
+    assert not (tmp_path / "run.toml").exists()
 
 
 CHANGED_BY_PEOPLE = {

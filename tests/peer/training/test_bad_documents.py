@@ -22,7 +22,7 @@ LINE = b'{"text": "a word or two"}\n'
 def texts_of(path: Path) -> list[str]:
     kind = "parquet" if path.suffix == ".parquet" else "jsonl"
     (shard,) = shards_of(kind, str(path))
-    return [text for _, text in documents(shard)]
+    return [text for _, ((text, _),) in documents(shard)]
 
 
 def test_a_file_that_is_cut_off_is_told_with_its_last_line(tmp_path: Path) -> None:

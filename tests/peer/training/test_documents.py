@@ -119,7 +119,7 @@ def test_a_set_of_datasets_is_read_as_a_stream(tmp_path: Path) -> None:
     whole.save_to_disk(str(tmp_path / "set"), num_shards=3)
     shards = shards_of("hf", str(tmp_path / "set"))
     assert len(shards) > 1
-    assert [text for shard in shards for _, text in documents(shard)] == TEXTS
+    assert [text for shard in shards for _, ((text, _),) in documents(shard)] == TEXTS
     assert len(shards_of("hf", f"{tmp_path / 'set'}:train")) == len(shards)
     with pytest.raises(InvalidCorpus, match="the folder holds one split, train, and no test"):
         shards_of("hf", f"{tmp_path / 'set'}:test")
@@ -128,7 +128,7 @@ def test_a_set_of_datasets_is_read_as_a_stream(tmp_path: Path) -> None:
         lines = "".join(json.dumps(row) + "\n" for row in part)
         (tmp_path / "files" / f"{name}.jsonl").write_text(lines)
     stream = shards_of("hf", f"{tmp_path / 'files'}:train#text")
-    assert [text for shard in stream for _, text in documents(shard)] == TEXTS
+    assert [text for shard in stream for _, ((text, _),) in documents(shard)] == TEXTS
     prepared = prepare_corpus(spec_of(f"hf:{tmp_path / 'files'}"), tmp_path / "cache")
     assert prepared.manifest.num_blocks > 100
     with pytest.raises(InvalidCorpus, match="no column 'body'"):
@@ -146,7 +146,7 @@ def test_a_saved_set_of_several_splits_gives_the_one_that_is_named(tmp_path: Pat
     datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "set"))
     for named, split in ((":test", "test"), (":train", "train"), ("", "train")):
         (shard,) = shards_of("hf", f"{tmp_path / 'set'}{named}")
-        assert [text for _, text in documents(shard)] == [f"of {split}"]
+        assert [text for _, ((text, _),) in documents(shard)] == [f"of {split}"]
 
 
 @contextmanager
@@ -167,7 +167,7 @@ def test_a_data_set_may_have_more_shards_than_files_can_be_open(
     for number in range(40):
         (tmp_path / f"{number:02d}.jsonl").write_text('{"text": "x"}\n')
 
-    def tokenised(shards, tokenizer: object, folder: Path, check: object) -> None:
+    def tokenised(shards, tokenizer: object, folder: Path, *_: object) -> None:
         for number in range(len(shards)):
             (folder / f"{number}.train").write_bytes(b"%02d" % number * 100)
             (folder / f"{number}.held-out").write_bytes(b"h" * 100)
@@ -211,7 +211,7 @@ def test_a_data_set_of_the_hub_is_known_by_its_commit(
         asked.append({"name": name, "config": config, **options})
         return stream
 
-    def tokenised(shards, tokenizer: object, folder: Path, check: object) -> None:
+    def tokenised(shards, tokenizer: object, folder: Path, *_: object) -> None:
         folders.append(folder)
         for part in ("train", "held-out"):
             (folder / f"0.{part}").write_bytes(b"x" * 100)

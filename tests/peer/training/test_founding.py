@@ -123,7 +123,8 @@ async def founded(spec, folder, cache):
             parameters=layout.parameters,
             padded_parameters=layout.padded_parameters,
         )
-        spec = spec.model_copy(update={"frozen": frozen})
+        adapter = spec.adapter and spec.adapter.model_copy(update={"base": created.base})
+        spec = spec.model_copy(update={"frozen": frozen, "adapter": adapter})
         settings = TrainerSettings(
             spec.to_bytes(), "me", str(corpus.folder), vocabulary, device="cpu", threads=1
         )
@@ -185,6 +186,58 @@ async def test_a_checkpoint_that_does_not_fit_is_refused(folder, tmp_path, chang
         checkpoint(source, **changes)
     with pytest.raises(TrainerDied, match=sentence):
         async with founded(spec_of(folder, model={"init_from": str(source)}), folder, tmp_path):
+            pass
+
+
+# --- adapters -------------------------------------------------------------------------------------
+def adapted_spec(folder, source, **adapter):
+    model = {"init_from": str(source), "context_length": 32}
+    return spec_of(folder, model=model, adapter={"rank": 4, **adapter})
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+async def test_adapters_alone_are_trained_and_the_checkpoint_stays(folder, tmp_path, precision):
+    source = tmp_path / "hf"
+    whole = FlatModel(checkpoint(source), torch.device("cpu")).layout
+    training = {"batch_size": 2, "precision": precision}
+    spec = adapted_spec(folder, source).model_copy(
+        update={"training": spec_of(folder, training=training).training}
+    )
+    async with founded(spec, folder, tmp_path) as run:
+        assert all(".lora_" in entry.name for entry in run.layout.entries)
+        assert run.layout.parameters < whole.parameters / 2
+        before = await run.loss()
+        closed = await run.train(30)
+        assert closed.loss < before - 0.3
+        assert run.ready.precision == precision
+
+
+async def test_with_the_first_matrix_frozen_half_is_trained(folder, tmp_path):
+    checkpoint(tmp_path / "hf")
+    spec = adapted_spec(folder, tmp_path / "hf", trains="b", targets=["q_proj"])
+    async with founded(spec, folder, tmp_path) as run:
+        names = [entry.name for entry in run.layout.entries]
+        assert len(names) == 3
+        assert all("q_proj.lora_B" in name for name in names)
+
+
+async def test_another_checkpoint_at_the_place_of_the_runs_is_refused(folder, tmp_path):
+    checkpoint(tmp_path / "hf")
+    spec = adapted_spec(folder, tmp_path / "hf")
+    with pytest.raises(TrainerDied, match="here has other weights than the run's adapters"):
+        async with founded(
+            spec.model_copy(update={"adapter": spec.adapter.model_copy(update={"base": "0" * 32})}),
+            folder,
+            tmp_path,
+        ):
+            pass
+
+
+async def test_layers_that_are_not_there_are_named(folder, tmp_path):
+    checkpoint(tmp_path / "hf")
+    spec = adapted_spec(folder, tmp_path / "hf", targets=["q_proj", "c_attn"])
+    with pytest.raises(TrainerDied, match="no layers c_attn, but down_proj, gate_proj, k_proj"):
+        async with founded(spec, folder, tmp_path):
             pass
 
 
