@@ -135,9 +135,10 @@ def adapted_checkpoint(spec: RunSpec, vocabulary_size: int) -> nn.Module:
 def _loaded(spec: RunSpec, vocabulary_size: int) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
-    config = model_config(spec, vocabulary_size)
+    source, config = spec.model.init_from, model_config(spec, vocabulary_size)
+    assert source is not None, "who loads a checkpoint has named it"
     loaded: nn.Module = AutoModelForCausalLM.from_pretrained(
-        spec.model.init_from, config=config, dtype=torch.float32, use_safetensors=True
+        source, config=config, dtype=torch.float32, use_safetensors=True
     )
     return loaded
 
