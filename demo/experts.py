@@ -28,7 +28,7 @@ METHOD: Final = "experts"
 STEPS: Final = 160
 """Inner steps of each expert, of both of its peers together: six minutes on two slow cores."""
 WITHIN: Final = 0.1
-"""Of its budget that an expert may be off: two peers that begin at once train a round too much."""
+"""The part of its budget that an expert may be off: peers that begin at once train too much."""
 SIZES: Final = {"general": 4, "headers": 3, "prose": 2}
 """Layers of each expert."""
 PEERS_EACH: Final = 2

@@ -41,7 +41,7 @@ def kept_first_weights(run: RunSpec, state_dir: Path) -> dict[int, Path]:
 def first_states(
     signed: SignedSpec, kept: Mapping[int, Path], work: Work
 ) -> dict[str, StateSource]:
-    """The same as states of their groups, by the group's digest."""
+    """Those that are kept, as states of their groups, by the group's digest."""
     found, run = dict[str, StateSource](), signed.spec()
     for number, path in kept.items():
         frozen = run.experts[number].frozen

@@ -6,8 +6,9 @@ from statistics import median
 import trio
 
 from peer.facts import Facts
+from protocol.limits import EPSILON
 from protocol.membership.view import Member
-from protocol.schedule.rounds import is_overdone, owed_steps, place, speed_of_all
+from protocol.schedule.rounds import is_overdone, owed_steps, place
 
 
 class Pace:
@@ -17,6 +18,7 @@ class Pace:
         self._inner_steps = inner_steps
         self._facts = facts
         self._owed_by_speed = float(inner_steps)
+        self._together = facts.expert is not None  # an expert's steps are those of all its peers
 
     def owed(
         self,
@@ -34,12 +36,18 @@ class Pace:
         """
         now_s = trio.current_time()
         others = _going_on(others, now_s)
-        nominal_speed = self._nominal_speed(self._speeds(others))
-        places = [
-            place(m.progress.step, self._age_s(m, now_s), nominal_speed, self._inner_steps)
-            for m in others
-        ]
         owed = self._owed_by_speed = self._by_speed(others)
+        if self._together:
+            # They tell of whole steps, each several nominal ones. Without half of one more each
+            # would take all others to be behind, and all would train more than their part.
+            speed = self._facts.steps_per_s * self._inner_steps / owed
+            halves = [0.5 / max(m.progress.steps_per_s, EPSILON) for m in others]
+        else:
+            speed, halves = median(self._speeds(others)), [0.0 for _ in others]
+        places = [
+            place(m.progress.step, now_s - m.told_s + half_s, speed, self._inner_steps)
+            for m, half_s in zip(others, halves, strict=True)
+        ]
         return adjusted(owed, step, places, max(self._inner_steps, own_length))
 
     def is_overdone(self, others: Sequence[Member]) -> bool:
@@ -53,25 +61,6 @@ class Pace:
         own_speed = self._facts.steps_per_s
         owed = self._by_speed(_going_on(others, trio.current_time()))
         return owed / (self._inner_steps * own_speed) if own_speed > 0 else 0.0
-
-    def _age_s(self, member: Member, now_s: float) -> float:
-        """For how long a peer has been beyond the step that it told.
-
-        It tells of whole steps. Half a one more is little, unless a step is several nominal ones:
-        then each would take all others to be behind, and all would train more than their part.
-        """
-        speed = member.progress.steps_per_s
-        half_a_step_s = 0.5 / speed if self._together and speed > 0 else 0.0
-        return now_s - member.told_s + half_a_step_s
-
-    @property
-    def _together(self) -> bool:
-        """Whether the steps of a run are those of all its peers: an expert's are."""
-        return self._facts.expert is not None
-
-    def _nominal_speed(self, speeds: Sequence[float]) -> float:
-        own_speed = self._facts.steps_per_s
-        return speed_of_all(own_speed, speeds) if self._together else median(speeds)
 
     def _by_speed(self, others: Sequence[Member]) -> float:
         own_speed, speeds = self._facts.steps_per_s, self._speeds(others)
