@@ -266,14 +266,6 @@ def test_numbers_are_read_at_each_scrape() -> None:
     assert lines == {("peer=12D3a",): 0.0025}
     assert found["loco_other_group_refused_total",] == 3
     assert found["loco_step",] == 123
-    losses = {name[1:]: value for name, value in found.items() if name[0] == "loco_expert_loss"}
-    assert losses == {
-        ("domain=general", "expert=general"): 1.5,
-        ("domain=code", "expert=general"): 2.0,
-        ("domain=code", "expert=code"): 1.25,
-        ("domain=general", "expert=ensemble"): 1.5,
-    }
-    assert found["loco_expert_gain", "expert=code"] == 2e-15
     assert found["loco_inner_steps_per_average",] == 12
     assert found["loco_stalled_seconds_total",] == 1.5
     assert found["loco_state_divergence_total",] == 4
@@ -288,6 +280,18 @@ def test_numbers_are_read_at_each_scrape() -> None:
         3,
         0.5,
     )
+
+
+def test_experts_have_their_losses_on_each_domain_and_so_has_the_ensemble() -> None:
+    found = samples(Metrics(full, version="1.2.3"))
+    losses = {name[1:]: value for name, value in found.items() if name[0] == "loco_expert_loss"}
+    assert losses == {
+        ("domain=general", "expert=general"): 1.5,
+        ("domain=code", "expert=general"): 2.0,
+        ("domain=code", "expert=code"): 1.25,
+        ("domain=general", "expert=ensemble"): 1.5,
+    }
+    assert found["loco_expert_gain", "expert=code"] == 2e-15
 
 
 def test_what_is_unknown_is_absent_and_what_may_come_is_zero() -> None:
