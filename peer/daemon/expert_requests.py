@@ -20,7 +20,7 @@ from protocol.run.layout import part_of_expert
 from .ports import Ports
 
 Claims = Mapping[int, ToldLogProbs]
-"""By domain."""
+"""What a peer says of each domain, by its number."""
 
 
 async def expert_claims(

@@ -294,6 +294,18 @@ def test_numbers_are_read_at_each_scrape() -> None:
     )
 
 
+def test_experts_have_their_losses_on_each_domain_and_so_has_the_ensemble() -> None:
+    found = samples(Metrics(full, version="1.2.3"))
+    losses = {name[1:]: value for name, value in found.items() if name[0] == "loco_expert_loss"}
+    assert losses == {
+        ("domain=general", "expert=general"): 1.5,
+        ("domain=code", "expert=general"): 2.0,
+        ("domain=code", "expert=code"): 1.25,
+        ("domain=general", "expert=ensemble"): 1.5,
+    }
+    assert found["loco_expert_gain", "expert=code"] == 2e-15
+
+
 def test_what_is_unknown_is_absent_and_what_may_come_is_zero() -> None:
     found = samples(Metrics(nothing, version="1"))
     for name in (
