@@ -202,7 +202,8 @@ class FlatOptimizer:
     def step(self, learning_rate: float) -> torch.Tensor:
         """Clip, step, and zero the gradient. Returns its norm before clipping, a scalar."""
         model, ranks, spans = self._model, self._ranks, self._spans
-        ranks.reduce(model.gradient_P, spans)
+        if ranks.count > 1:
+            ranks.reduce(model.gradient_P, spans)
         gradient_P = model.gradient_P[spans[ranks.rank]]
         norm: torch.Tensor = torch.linalg.vector_norm(gradient_P)
         if ranks.count > 1:
@@ -213,7 +214,8 @@ class FlatOptimizer:
                 group["lr"] = learning_rate * part.rate_ratio
             part.optimizer.step()
         self.num_steps += 1
-        ranks.share(model.theta_P, spans)
+        if ranks.count > 1:
+            ranks.share(model.theta_P, spans)
         model.gradient_P.zero_()
         return norm
 

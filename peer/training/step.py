@@ -55,11 +55,7 @@ class Stepper:
     def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Train on [B, T+1] tokens, of which each rank takes a share. Others get rank 0's."""
         loss = torch.zeros((), device=self._model.device)
-        self.ranks.tell(Order.STEP, *blocks_BT.shape, learning_rate, self._model.moved)
-        if self._model.moved:
-            self.ranks.spread(self._model.theta_P)
-            self._model.moved = False
-        own_BT = self.ranks.deal(blocks_BT)
+        own_BT = blocks_BT if self.ranks.count == 1 else self._dealt(blocks_BT, learning_rate)
         all_targets = num_targets(blocks_BT)
         for tokens_bT, targets in self._micro_batches(own_BT):
             share = targets / all_targets
@@ -67,7 +63,20 @@ class Stepper:
                 part = self._model.loss(tokens_bT) * share
             part.backward()
             loss += part.detach()
-        return StepResult(self.ranks.sum(loss), self.optimizer.step(learning_rate))
+        if self.ranks.count > 1:
+            self.ranks.sum(loss)
+        return StepResult(loss, self.optimizer.step(learning_rate))
+
+    def _dealt(
+        self, blocks_BT: npt.NDArray[np.int64], learning_rate: float
+    ) -> npt.NDArray[np.int64]:
+        """Our share of a step that all ranks take now, from the same weights."""
+        ranks, model = self.ranks, self._model
+        ranks.tell(Order.STEP, *blocks_BT.shape, learning_rate, model.moved)
+        if model.moved:
+            ranks.spread(model.theta_P)
+            model.moved = False
+        return ranks.deal(blocks_BT)
 
     def loss_of(self, blocks_BT: npt.NDArray[np.int64]) -> float:
         """Mean loss of these blocks' targets under the current weights, nats per token."""
