@@ -4,7 +4,7 @@ Idea: all that averaging does with a model (snapshot, coding, the move of the sl
 operation on one vector. So each parameter is a view of a part of `theta_P`, and its gradient a view
 of the same part of `gradient_P`. Autograd adds into gradients that exist, so the views hold.
 
-Shapes: P padded parameters, B sequences, T tokens of a sequence, V vocabulary.
+Shapes: P padded parameters, B sequences, T tokens of a sequence, D width, V vocabulary.
 """
 
 import json
@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional
 
 from protocol.errors import InvalidRunSpec
@@ -160,7 +161,27 @@ def _module(spec: RunSpec, vocabulary_size: int) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     module: nn.Module = AutoModelForCausalLM.from_config(model_config(spec, vocabulary_size))
+    for part in module.modules():
+        if isinstance(getattr(part, "gate_up_proj", None), nn.Parameter):
+            part.__class__ = type(type(part).__name__, (_InPrecision, type(part)), {})
     return module.float().eval()  # without dropout
+
+
+class _InPrecision(nn.Module):
+    """Fused experts in autocast's precision, which leaves the product of groups in fp32."""
+
+    gate_up_proj: torch.Tensor
+
+    def forward(self, hidden_BD: torch.Tensor, *routing: torch.Tensor) -> torch.Tensor:
+        kind, dtype = hidden_BD.device.type, self.gate_up_proj.dtype
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+        if dtype == self.gate_up_proj.dtype:
+            out: torch.Tensor = super().forward(hidden_BD, *routing)
+            return out
+        weights = {name: weight.to(dtype) for name, weight in self.named_parameters()}
+        made: torch.Tensor = functional_call(self, weights, (hidden_BD.to(dtype), *routing))
+        return made
 
 
 def model_shapes(spec: RunSpec, vocabulary_size: int) -> dict[str, tuple[int, ...]]:

@@ -173,6 +173,31 @@ def test_each_matrix_of_each_expert_is_muons_alone() -> None:
     assert named[f"{first}.gate.weight"].data_ptr() not in starts, "the router is AdamW's"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_compute_in_the_precision_of_all_else(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = torch.randint(0, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(1))
+    product, seen = torch.nn.functional.grouped_mm, set[torch.dtype]()
+
+    def noted(given: torch.Tensor, weights: torch.Tensor, **others: Any) -> torch.Tensor:
+        seen.update((given.dtype, weights.dtype))
+        return product(given, weights, **others)
+
+    monkeypatch.setattr(torch.nn.functional, "grouped_mm", noted)
+    gradients = []
+    for precision in (torch.float32, torch.bfloat16):
+        model = FlatModel(initial_module(spec_of(family), VOCABULARY), CPU)
+        seen.clear()
+        with torch.autocast("cpu", dtype=precision, enabled=precision is torch.bfloat16):
+            model.loss(tokens).backward()
+        assert seen == {precision}
+        gradients.append(model.gradient_P)
+    exact, rounded = gradients
+    assert torch.nn.functional.cosine_similarity(exact, rounded, dim=0) > 0.99
+
+
 # --- other versions -------------------------------------------------------------------------------
 
 
