@@ -263,13 +263,13 @@ class ExpertWatch:
         while True:
             await trio.sleep(LOOK_EVERY_S)
             self._tell_standing()
-            target = self._after_branch() if self._has_branched() else self._target()
+            target = self._target()
             if target is not None:
                 return self._to(target)
 
     def after_the_end(self) -> JoinAgain | None:
         """The same at once, when ours is trained to its end; None where nothing is left."""
-        target = None if self._pinned is not None else self._next()
+        target = self._next() if self._pinned is None else self._to_its_pin()
         return None if target is None else self._to(target)
 
     def _to(self, target: int) -> JoinAgain:
@@ -285,16 +285,18 @@ class ExpertWatch:
         self._is_before_branch = company.own == GENERALIST and not company.is_branched
         return was_before and not self._is_before_branch
 
-    def _after_branch(self) -> int | None:
-        target = self._pinned
-        if target is None:
-            target = self._company.parted(self._fits)
-        return None if target == GENERALIST else target
+    def _to_its_pin(self) -> int | None:
+        company = self._company
+        is_there = company.own == self._pinned or not company.is_branched
+        return None if is_there else self._pinned
 
     def _target(self) -> int | None:
-        company = self._company
+        company, has_branched = self._company, self._has_branched()
         if self._pinned is not None:
-            return None
+            return self._to_its_pin()
+        if has_branched:
+            target = company.parted(self._fits)
+            return None if target == GENERALIST else target
         if self._facts.state is PeerState.FINISHED:
             return None if self._stays() else self._next()
         if self._facts.state is not PeerState.TRAINING:

@@ -80,6 +80,7 @@ from protocol.wire.content_messages import StateScalars
 from .beginning import NOTHING_TRAINED, Arrival, Beginning, FirstState, Fresh
 from .checkpointing import free_bytes
 from .domains import Domains, described_corpus
+from .experts import HOLDERS
 from .fetched import Fetched, known_positions
 from .first_weights import FromFounder, kept_first_weights, weights_file
 from .sources import FETCH_WEIGHTS_S, NobodyHelped, NoSource, weights_of
@@ -168,7 +169,6 @@ def where_others_are(arrival: Arrival) -> FirstState:
 LISTEN_S: Final = 6.0
 """How long peers of an expert are looked for, before it is begun: the first looks into the
 directory, and the links that they lead to, take a few seconds."""
-HOLDERS: Final = (PeerState.TRAINING, PeerState.PAUSED, PeerState.FINISHED)
 
 
 class FreshOrFetched:

@@ -85,6 +85,11 @@ async def test_who_is_pinned_trains_the_generalist_first_and_then_its_own(tmp_pa
         machine_of = {"a": Machine(expert="general"), "b": Machine(expert="code")}
         await start(swarm, "a", "b", machine_of=machine_of)
         assert expert_of(swarm["b"]) == "general"
+        await swarm.until(swarm["b"].ended.is_set)
+        swarm["b"].failure = None  # it was killed before it went over
+        again = swarm.resume("b")
+        await swarm.until(again.ready.is_set)
+        assert expert_of(again) == "general"
         back = await go_over(swarm, "b")
         assert expert_of(back) == "code"
         await swarm.until(lambda: swarm["b"].facts.round >= 3)
