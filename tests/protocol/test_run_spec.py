@@ -1,6 +1,7 @@
 """The run spec: refuses what cannot work, and is one sequence of bytes for everybody."""
 
 import json
+import re
 
 import pytest
 
@@ -135,7 +136,7 @@ DILOCO = '[sync]\nmethod = "diloco"\n'
             "[data]\nsource = 'http:x'",
             (
                 "data.source: unknown data source; use one of stdlib, text, tokens, jsonl, parquet,"
-                " hf (got 'http:x')"
+                " hf, chat (got 'http:x')"
             ),
         ),
         (
@@ -704,3 +705,30 @@ def test_frozen_experts_of_two_tokenizers_are_refused() -> None:
     signed = json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
     with pytest.raises(InvalidRunSpec, match=r"^experts\.code\.frozen\.config: all .* one token"):
         parse_bytes(signed)
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        ("[adapter]\nrank = 4", "model.init_from: must name the checkpoint that [adapter] is for"),
+        (
+            "[adapter]\n[model]\ninit_from = 'x'\n[pipeline]\nstages = 2\n[sync]\ninner_steps = 5",
+            "pipeline.stages: adapters are of whole models: leave [adapter] or the stages out",
+        ),
+        (
+            "[adapter]\n[[experts]]\nname = 'a'\n[[experts]]\nname = 'b'\nsource = 'stdlib'",
+            "adapter: experts train whole models",
+        ),
+    ],
+)
+def test_adapters_are_of_one_whole_checkpoint(toml: str, sentence: str) -> None:
+    with pytest.raises(InvalidRunSpec, match=re.escape(sentence)):
+        parse_toml(toml)
+
+
+def test_a_run_without_adapters_and_conversations_keeps_its_bytes() -> None:
+    spec = parse_toml("[model]\ninit_from = 'x'")
+    assert b"adapter" not in spec.to_bytes()
+    assert b"chat_template" not in spec.to_bytes()
+    adapted = parse_toml("[model]\ninit_from = 'x'\n[adapter]\ntargets = ['q_proj']")
+    assert parse_bytes(adapted.to_bytes()) == adapted
