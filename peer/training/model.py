@@ -17,9 +17,11 @@ from torch.nn import functional
 
 from protocol.fragment.fragments import BLOCK_OF
 from protocol.run.layout import Layout, LayoutEntry
+from protocol.run.needs import WHOLE_LOGITS_VOCABULARY
 from protocol.run.run_spec import ModelSection, RunSpec
 from protocol.run.sections import known_keys
 
+from .head_loss import head_loss
 from .llama import Config, Llama, is_supported
 
 if TYPE_CHECKING:  # to import it takes longer than torch (llama.py)
@@ -144,14 +146,16 @@ class FlatModel:
             parameter.data = view
             parameter.grad = self.gradient_P[part].view(entry.shape)
         self._module = module
+        self._head_VD = _head_apart(module)
         self._forward = torch.compile(module) if compile else module
 
     def loss(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy, nats per token; int64 [B, T+1] tokens to a scalar."""
-        logits_BTV = self._forward(input_ids=tokens_BT[:, :-1]).logits
-        return functional.cross_entropy(
-            logits_BTV.reshape(-1, logits_BTV.shape[-1]).float(), tokens_BT[:, 1:].reshape(-1)
-        )
+        out_BTV = self._forward(input_ids=tokens_BT[:, :-1]).logits
+        out_NV, targets_N = out_BTV.flatten(0, 1), tokens_BT[:, 1:].reshape(-1)
+        if self._head_VD is not None:
+            return head_loss(out_NV, self._head_VD, targets_N)
+        return functional.cross_entropy(out_NV.float(), targets_N)
 
     def groups(
         self, *, without_block_matrices: bool = False
@@ -184,6 +188,20 @@ class FlatModel:
         leaf = nn.Parameter(self.theta_P[part].view(shape))
         leaf.grad = self.gradient_P[part].view(shape)
         return leaf
+
+
+def _head_apart(module: nn.Module) -> torch.Tensor | None:
+    """Take a head of many tokens off, so that hidden values come out in place of logits; and its
+    weight, or None where it stays.
+    """
+    head = dict(module.named_children()).get("lm_head")
+    if not isinstance(head, nn.Linear) or head.out_features <= WHOLE_LOGITS_VOCABULARY:
+        return None
+    config = getattr(module, "config", None)
+    if head.bias is not None or getattr(config, "final_logit_softcapping", None):
+        return None  # more is done to its logits than a product
+    module.add_module("lm_head", nn.Identity())
+    return head.weight
 
 
 def _is_block_matrix(entry: LayoutEntry) -> bool:

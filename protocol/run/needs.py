@@ -36,6 +36,10 @@ FP32_BYTES: Final = 4
 _BYTES_PER_HIDDEN_VALUE: Final = 24 * 4
 """Activations kept per layer, token and hidden value in fp32, roughly."""
 _BYTES_PER_LOGIT: Final = 12
+WHOLE_LOGITS_VOCABULARY: Final = 1 << 16
+"""Tokens of a vocabulary up to which a step makes whole logits; beyond, those of a few tokens."""
+MOST_LOGITS: Final = 1 << 26
+"""Values of these logits: 512 tokens at 128k of vocabulary, enough for a fast product."""
 
 
 def parameters_of(spec: RunSpec) -> int:
@@ -85,7 +89,10 @@ def state_bytes_of(spec: RunSpec, parameters: int) -> int:
 def sequence_bytes(context_length: int, hidden_size: int, num_layers: int, vocabulary: int) -> int:
     """Rough memory of one sequence's activations and logits, in fp32."""
     values = hidden_size * num_layers * _BYTES_PER_HIDDEN_VALUE
-    return context_length * (values + vocabulary * _BYTES_PER_LOGIT)
+    logits = context_length * vocabulary
+    if vocabulary > WHOLE_LOGITS_VOCABULARY:
+        logits = min(logits, MOST_LOGITS)
+    return context_length * values + logits * _BYTES_PER_LOGIT
 
 
 def flops_per_token(spec: RunSpec) -> float:
