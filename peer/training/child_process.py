@@ -48,7 +48,12 @@ class TrainerChild(ChildProcess):
 
 
 def _environment(threads: int) -> dict[str, str]:
-    environment = {**MALLOC, **os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    environment = {
+        **MALLOC,
+        **os.environ,
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+    }
     if "OMP_WAIT_POLICY" not in environment:  # what users ask for themselves, they get
         environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     if threads:

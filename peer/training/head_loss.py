@@ -26,7 +26,7 @@ def head_loss(
     hidden_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor
 ) -> torch.Tensor:
     """Mean cross-entropy of the targets, as `cross_entropy` of whole logits has it."""
-    loss: torch.Tensor = _HeadLoss.apply(
+    loss: torch.Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]
         hidden_ND, weight_VD, targets_N, torch.is_grad_enabled()
     )
     return loss

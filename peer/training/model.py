@@ -191,14 +191,14 @@ class FlatModel:
 
 
 def _head_apart(module: nn.Module) -> torch.Tensor | None:
-    """Take a head of many tokens off, so that hidden values come out in place of logits; and its
-    weight, or None where it stays.
-    """
+    """Take a head of many tokens off, so that hidden values come out; None where it stays."""
     head = dict(module.named_children()).get("lm_head")
-    if not isinstance(head, nn.Linear) or head.out_features <= WHOLE_LOGITS_VOCABULARY:
+    if not isinstance(head, nn.Linear) or "bias" in dict(head.named_parameters()):
+        return None
+    if head.out_features <= WHOLE_LOGITS_VOCABULARY:
         return None
     config = getattr(module, "config", None)
-    if head.bias is not None or getattr(config, "final_logit_softcapping", None):
+    if getattr(config, "final_logit_softcapping", None):
         return None  # more is done to its logits than a product
     module.add_module("lm_head", nn.Identity())
     return head.weight

@@ -47,7 +47,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.slow
 def test_a_step_takes_no_memory_anew():
     told = [sys.executable, "-c", STEPS]
-    done = subprocess.run(told, env=_environment(1), capture_output=True, check=True)  # noqa: S603
+    done = subprocess.run(told, env=_environment(1), capture_output=True, check=True)
     assert int(done.stdout) < 100  # pages; a gradient has 768
 
 
