@@ -15,8 +15,9 @@ from peer.training.messages import Evaluate, Evaluated
 from .surroundings import Surroundings
 from .way import TrainerLine
 
-MAX_VALIDATION_SHARE: Final = 0.1
-"""Largest part of a peer's time that goes into validation."""
+MAX_VALIDATION_SHARE: Final = 0.02
+"""Largest part of a peer's time that goes into validation: with frequent averages it is most of
+what each costs (docs/results/optimizers.md)."""
 
 
 class Validation:
