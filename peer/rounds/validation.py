@@ -21,8 +21,9 @@ from .domains import HeldOutBlocks, MeasuredDomains, ToldLogProbs
 from .surroundings import Surroundings
 from .way import TrainerLine
 
-MAX_VALIDATION_SHARE: Final = 0.1
-"""Largest part of a peer's time that goes into validation; and as much into texts of others."""
+MAX_VALIDATION_SHARE: Final = 0.02
+"""Largest part of a peer's time that goes into validation, and as much into texts of others: with
+frequent averages it is most of what each costs (docs/results/optimizers.md)."""
 
 
 @dataclass(eq=False)

@@ -25,6 +25,12 @@ SPIN_COUNT: Final = "3000"
 is milliseconds: beside one other busy process all threads wait for the one that lost its core,
 hundreds of times in a step, and steps took up to 80 times as long (docs/log.md)."""
 
+MALLOC: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+"""glibc keeps what a step frees for the next one. Gradients of a step are freed as they are added
+to the flat vector, and returned to the kernel the pages came back one fault at a time: 6% to 9% of
+a step (docs/log.md). The first is the most that glibc takes, where its own rule ends; blocks above
+it are still returned."""
+
 
 class TrainerChild(ChildProcess):
     title = "the trainer"
@@ -42,7 +48,12 @@ class TrainerChild(ChildProcess):
 
 
 def _environment(threads: int) -> dict[str, str]:
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    environment = {
+        **MALLOC,
+        **os.environ,
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+    }
     if "OMP_WAIT_POLICY" not in environment:  # what users ask for themselves, they get
         environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     if threads:

@@ -23,8 +23,10 @@ from protocol.errors import InvalidRunSpec
 from protocol.fragment.fragments import BLOCK_OF
 from protocol.run.families import FAMILIES, config_of_sizes, known_keys
 from protocol.run.layout import Layout, LayoutEntry
+from protocol.run.needs import WHOLE_LOGITS_VOCABULARY
 from protocol.run.run_spec import RunSpec
 
+from .head_loss import head_loss, log_probs
 from .llama import Config, Llama, is_supported
 
 ROUTER: Final = ".mlp.gate.weight"
@@ -220,6 +222,7 @@ class FlatModel:
             parameter.grad = self.gradient_P[part].view(entry.shape)
         self._module = module
         self._balance = _balance_of(module)
+        self._head_VD = _head_apart(module)
         self._forward = torch.compile(module) if compile else module
 
     def loss(self, tokens_BT: torch.Tensor) -> torch.Tensor:
@@ -232,9 +235,11 @@ class FlatModel:
         told = {"output_router_logits": True} if balances else {}
         inputs_BT, targets_BT = _inputs_and_targets(tokens_BT)
         out = self._forward(input_ids=inputs_BT, **told)
-        loss = functional.cross_entropy(
-            out.logits.reshape(-1, out.logits.shape[-1]).float(), targets_BT.reshape(-1)
-        )
+        out_NV, targets_N = out.logits.flatten(0, 1), targets_BT.reshape(-1)
+        if self._head_VD is not None:
+            loss = head_loss(out_NV, self._head_VD, targets_N)
+        else:
+            loss = functional.cross_entropy(out_NV.float(), targets_N)
         if balances:
             loss = loss + self._balance * (out.aux_loss - out.aux_loss.detach())
         return loss
@@ -242,10 +247,8 @@ class FlatModel:
     def log_probs(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """Log-probabilities of the targets; int64 [B, T+1] tokens to fp32 [B, T]; 0 of others."""
         inputs_BT, targets_BT = _inputs_and_targets(tokens_BT)
-        logits_BTV = self._forward(input_ids=inputs_BT).logits
-        return -functional.cross_entropy(
-            logits_BTV.float().transpose(1, 2), targets_BT, reduction="none"
-        )
+        out_NV = self._forward(input_ids=inputs_BT).logits.flatten(0, 1)
+        return log_probs(out_NV, self._head_VD, targets_BT.reshape(-1)).view_as(targets_BT)
 
     def groups(
         self, *, without_block_matrices: bool = False
@@ -292,6 +295,20 @@ def _inputs_and_targets(tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 def _balance_of(module: nn.Module) -> float:
     """The weight of its auxiliary loss; 0 where it has none."""
     return float(getattr(getattr(module, "config", None), "router_aux_loss_coef", 0.0))
+
+
+def _head_apart(module: nn.Module) -> torch.Tensor | None:
+    """Take a head of many tokens off, so that hidden values come out; None where it stays."""
+    head = dict(module.named_children()).get("lm_head")
+    if not isinstance(head, nn.Linear) or "bias" in dict(head.named_parameters()):
+        return None
+    if head.out_features <= WHOLE_LOGITS_VOCABULARY:
+        return None
+    config = getattr(module, "config", None)
+    if getattr(config, "final_logit_softcapping", None):
+        return None  # more is done to its logits than a product
+    module.add_module("lm_head", nn.Identity())
+    return head.weight
 
 
 def _is_block_matrix(entry: LayoutEntry) -> bool:

@@ -36,6 +36,10 @@ FP32_BYTES: Final = 4
 _BYTES_PER_HIDDEN_VALUE: Final = 24 * 4
 """Activations kept per layer, token and hidden value in fp32, roughly."""
 _BYTES_PER_LOGIT: Final = 12
+WHOLE_LOGITS_VOCABULARY: Final = 1 << 16
+"""Tokens of a vocabulary up to which a step makes whole logits; beyond, those of a few tokens."""
+MOST_LOGITS: Final = 1 << 26
+"""Values of these logits: 512 tokens at 128k of vocabulary, enough for a fast product."""
 
 
 def parameters_of(spec: RunSpec) -> int:
@@ -260,7 +264,10 @@ def sequence_memory(spec: RunSpec) -> int:
     decoder = _decoder(spec)
     kept = _BYTES_PER_HIDDEN_VALUE * (1 + decoder.experts_per_token) // 2
     values = decoder.hidden_size * decoder.num_hidden_layers * kept
-    return spec.model.context_length * (values + decoder.vocab_size * _BYTES_PER_LOGIT)
+    logits = spec.model.context_length * decoder.vocab_size
+    if decoder.vocab_size > WHOLE_LOGITS_VOCABULARY:
+        logits = min(logits, MOST_LOGITS)
+    return spec.model.context_length * values + logits * _BYTES_PER_LOGIT
 
 
 def _at_once(spec: RunSpec) -> tuple[int, int]:
