@@ -115,7 +115,8 @@ def test_a_checkpoint_is_tuned_whole_and_then_by_adapters(
     whole, adapted = tmp_path / "whole", tmp_path / "adapted"
     rates = {"optimizer__learning_rate": "1e-2", "training__total_steps": "60"}
     sft = new(swarm, tmp_path, "sft", checkpoint, chats(tmp_path / "yes", "Yes."), **rates)
-    alone = swarm.launch("alone", "start", str(sft), "--export-when-done", str(whole))
+    done = ("--exit-when-done", "--export-when-done", str(whole))
+    alone = swarm.launch("alone", "start", str(sft), *done)
     assert alone.wait_exit(2 * START_S) == ExitCode.OK
     assert answer_of(whole) == "Yes."
     tuned = AutoModelForCausalLM.from_pretrained(whole).state_dict()
@@ -128,8 +129,8 @@ def test_a_checkpoint_is_tuned_whole_and_then_by_adapters(
     joiner.wait_averaging(timeout_s=2 * START_S)
     joiner.wait_event(EventName.ROUND_OPENED, 2 * START_S, round=6)
     home = ("--home", str(joiner.home.root))
-    done = swarm.loco("export", "--hf", str(adapted), *home, timeout_s=START_S)
-    assert done.returncode == ExitCode.OK, done.stderr
+    exported = swarm.loco("export", "--hf", str(adapted), *home, timeout_s=START_S)
+    assert exported.returncode == ExitCode.OK, exported.stderr
     assert answer_of(adapted) == "No."
     merged = AutoModelForCausalLM.from_pretrained(adapted).state_dict()
     moved = {name for name in tuned if not torch.equal(tuned[name], merged[name])}
