@@ -15,7 +15,9 @@ from peer.runtime import Work
 from peer.state.checkpoints import Checkpoint, CheckpointStore
 from peer.training.tensor_file import FileUnusable
 from protocol.content.samples import Float32Vector, sample_of
+from protocol.errors import Refused
 from protocol.membership.group import Group
+from protocol.outcomes import RefusalReason
 from protocol.run.layout import part_of_expert
 from protocol.wire.content_messages import StateScalars
 
@@ -85,7 +87,10 @@ class KeptExperts:
         self._parts = {Group(run_id or "", part).digest: part for part in parts}
 
     async def of(self, group: str) -> KeptExpert | None:
-        """That of a group, verified once."""
+        """That of a group, verified once; None for no other expert's group.
+
+        Raises Refused: there is none of that expert here.
+        """
         part, run_id = self._parts.get(group), self._facts.run_id
         if part is None or run_id is None or group == self._facts.group:
             return None
@@ -95,6 +100,7 @@ class KeptExperts:
                 return found
             newest = await self._work.run(self._store.newest_whole, run_id, lambda *_: None, part)
             if newest is None:
-                return None
+                sentence = "I have no checkpoint of that expert"
+                raise Refused(RefusalReason.UNAVAILABLE, sentence)
             self._found[group] = KeptExpert(group, newest, self._work)
             return self._found[group]
