@@ -273,6 +273,7 @@ def test_choices_that_the_help_names_are_the_real_ones() -> None:
         if "|" in str(parameter.metavar)
     }
     assert shown.pop("--codec") == ["fp32", "bf16", "int8"]
+    assert shown.pop("--gpus") == ["all", "N", "0,2,3"]
     assert shown == {name: [str(choice) for choice in real] for name, real in CHOICES.items()}
 
 
