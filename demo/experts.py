@@ -25,7 +25,7 @@ from .reading import Reading
 from .table import View
 
 METHOD: Final = "experts"
-STEPS: Final = 160
+STEPS: Final = 120
 """Inner steps of each expert, of both of its peers together: six minutes on two slow cores."""
 WITHIN: Final = 0.1
 """The part of its budget that an expert may be off: peers that begin at once train too much."""
