@@ -26,7 +26,7 @@ from protocol.outcomes import RefusalReason
 from protocol.run.run_spec import RunSpec
 
 from .ports import Ports
-from .sources import DOUBT_PAUSE_S, NobodyHelped, Sources
+from .sources import DOUBT_PAUSE_S, SOURCE_PAUSE_S, NobodyHelped, Sources
 
 
 class BlobsOfPeers:
@@ -85,7 +85,8 @@ class BlobsOfPeers:
                 raise
 
         roster = self._ports.roster
-        return await self._sources.fetch(ask, roster, self._first, patience_s=DOUBT_PAUSE_S)
+        patience_s = DOUBT_PAUSE_S - SOURCE_PAUSE_S  # then all are asked anew: no one twice at once
+        return await self._sources.fetch(ask, roster, self._first, patience_s)
 
     def _tell(self, sentence: str, without: list[PeerId]) -> bool:
         self._ports.events.emit(EventName.CORPUS_UNHELD, detail=sentence, remotes=without)
