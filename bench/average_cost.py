@@ -7,6 +7,8 @@ trainer), and from the event logs steps and averages. The trainer's step is what
 without averages; what is more in the others is the averages'. Seconds of processor, so other
 programs on the machine lengthen the run, and hardly change the table.
 
+Tokens are told at the close of a round, so the arm without averages counts no steps until then.
+
     python -m bench.average_cost [--json FILE]
 """
 

@@ -27,7 +27,7 @@ hundreds of times in a step, and steps took up to 80 times as long (docs/log.md)
 
 MALLOC: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 """glibc keeps what a step frees for the next one. Gradients of a step are freed as they are added
-to the flat vector, and returned to the kernel the pages came back one fault at a time: 6% to 9% of
+to the flat vector, and returned to the kernel the pages came back one fault at a time: up to 8% of
 a step (docs/log.md). The first is the most that glibc takes, where its own rule ends; blocks above
 it are still returned."""
 
