@@ -22,8 +22,8 @@ from .surroundings import Surroundings
 from .way import TrainerLine
 
 MAX_VALIDATION_SHARE: Final = 0.02
-"""Largest part of a peer's time that goes into validation, and as much into texts of others: with
-frequent averages it is most of what each costs (docs/results/optimizers.md)."""
+"""Largest part of a peer's time that goes into validation, and as much into texts of others. With
+frequent averages it costs more than snapshot and merge (docs/results/optimizers.md)."""
 
 
 @dataclass(eq=False)

@@ -208,7 +208,7 @@ async def test_adapters_alone_are_trained_and_the_checkpoint_stays(folder, tmp_p
         assert run.layout.parameters < whole.parameters / 2
         before = await run.loss()
         closed = await run.train(30)
-        assert closed.loss < before - 0.3
+        assert closed.loss < before - 0.1
         assert run.ready.precision == precision
 
 
