@@ -274,7 +274,7 @@ def sequence_memory(spec: RunSpec) -> int:
 
 
 def _takes_few_logits(spec: RunSpec) -> bool:
-    """Whether a step never has whole logits; a stage has them, for the sequences of a microbatch."""
+    """Whether a step never has whole logits; stages have them."""
     return spec.pipeline.stages == 1 and _decoder(spec).vocab_size > WHOLE_LOGITS_VOCABULARY
 
 
