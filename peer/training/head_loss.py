@@ -4,7 +4,7 @@ The idea. Logits, their copy in fp32 and their gradient are three times V values
 128k tokens of vocabulary more than all else that a step keeps. Each token's loss is its own, so a
 few tokens go through the head at a time, and what their logits give to the gradients is taken at
 once, before the next ones come. Nothing is computed twice; beside the gradient of the head's weight
-one more matrix of its size is there.
+two more matrices of its size are there. A head that does not learn, as beside adapters, has none.
 
 torch's own (`linear_cross_entropy`, from 2.13 on) does not do: in bf16 it sums the loss in bf16,
 9.81 where it was 9.33 (decision 0064).
@@ -57,9 +57,11 @@ class _HeadLoss(torch.autograd.Function):
         targets_N: torch.Tensor,
         learns: bool,
     ) -> torch.Tensor:
-        weight = weight_VD.detach().requires_grad_(learns)
+        head_learns = learns and weight_VD.requires_grad  # beside adapters it does not
+        weight = weight_VD.detach().requires_grad_(head_learns)
         total = torch.zeros((), device=hidden_ND.device)
-        grads_ND, grad_VD = list[torch.Tensor](), torch.zeros_like(weight) if learns else weight
+        grads_ND = list[torch.Tensor]()
+        grad_VD = torch.zeros_like(weight) if head_learns else None
         at_once = max(1, MOST_LOGITS // len(weight))
         for few, targets in zip(hidden_ND.split(at_once), targets_N.split(at_once), strict=True):
             hidden = few.detach().requires_grad_(learns)
@@ -69,10 +71,11 @@ class _HeadLoss(torch.autograd.Function):
             del logits  # of the next ones there would be two
             total += loss.detach()
             if learns:
-                to_hidden, to_weight = torch.autograd.grad(loss, (hidden, weight))
+                wanted = (hidden,) if grad_VD is None else (hidden, weight)
+                to_hidden, *to_weight = torch.autograd.grad(loss, wanted)
                 grads_ND.append(to_hidden)
-                grad_VD += to_weight
-                del to_weight
+                if grad_VD is not None:
+                    grad_VD += to_weight.pop()
         count = (targets_N >= 0).sum()
         if learns:
             ctx.save_for_backward(torch.cat(grads_ND), grad_VD, count)
@@ -83,4 +86,5 @@ class _HeadLoss(torch.autograd.Function):
         (grad,) = grads
         hidden_ND, weight_VD, count = ctx.saved_tensors
         factor = grad / count
-        return hidden_ND * factor.to(hidden_ND.dtype), weight_VD * factor, None, None
+        to_weight = None if weight_VD is None else weight_VD * factor
+        return hidden_ND * factor.to(hidden_ND.dtype), to_weight, None, None

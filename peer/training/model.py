@@ -299,6 +299,8 @@ def _balance_of(module: nn.Module) -> float:
 
 def _head_apart(module: nn.Module) -> torch.Tensor | None:
     """Take a head of many tokens off, so that hidden values come out; None where it stays."""
+    if hasattr(module, "loss"):
+        return None  # a stage, whose loss is its own
     head = dict(module.named_children()).get("lm_head")
     if not isinstance(head, nn.Linear) or "bias" in dict(head.named_parameters()):
         return None

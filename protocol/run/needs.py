@@ -72,6 +72,8 @@ def least_parameters_of(spec: RunSpec) -> int:
     """
     model, stages = spec.model, spec.pipeline.stages
     knows_vocabulary = model.init_from is None and spec.data.tokenizer == "bytes"
+    if spec.adapter is not None and spec.frozen is not None:
+        return spec.frozen.padded_parameters  # a checkpoint holds adapters alone
     if stages == 1 and (spec.frozen is not None or knows_vocabulary):
         return parameters_of(spec)
     if model.init_from is not None:
@@ -180,7 +182,7 @@ class Needs:
         sequences: that go through the model at once: the spec's, or one where that is 'auto'.
         most_sequences: that 'auto' comes to, where there is room.
         sequence: each further one.
-        host_memory: beside a GPU.
+        host_memory: beside a GPU; the base of adapters is read there first.
         disk: at most, without the corpus.
         tokens_per_peer: of one that trains from beginning to end at the run's pace.
         average: sent (and received) for one average.
@@ -230,6 +232,7 @@ def needs_of(
     daemon = DAEMON_BYTES + part * FP32_BYTES * (2 if has_momentum(spec) else 1) + CODE_SLOTS * code
     summed = part * FP32_BYTES if stages > 1 else 0  # gradients of a step's microbatches
     state = state_bytes_of(spec, held) // stages + summed + part * FP32_BYTES + base
+    state += _head_gradients(spec)
     tokens = TOKEN_BYTES * spec.model.context_length
     tokens *= spec.training.batch_size + spec.data.validation_blocks
     each = int(sequence_memory(spec) * WITH_BACKWARD) // stages
@@ -241,7 +244,7 @@ def needs_of(
         least,
         most,
         each,
-        daemon + CUDA_BYTES + tokens,
+        daemon + CUDA_BYTES + tokens + base,
         disk_needs(part, checkpoint_keep, checkpoint_max_bytes).total_bytes,
         spec.total_rounds * spec.sync.round_steps * spec.tokens_per_step,
         code,
@@ -265,9 +268,22 @@ def sequence_memory(spec: RunSpec) -> int:
     kept = _BYTES_PER_HIDDEN_VALUE * (1 + decoder.experts_per_token) // 2
     values = decoder.hidden_size * decoder.num_hidden_layers * kept
     logits = spec.model.context_length * decoder.vocab_size
-    if decoder.vocab_size > WHOLE_LOGITS_VOCABULARY:
+    if _takes_few_logits(spec):
         logits = min(logits, MOST_LOGITS)
     return spec.model.context_length * values + logits * _BYTES_PER_LOGIT
+
+
+def _takes_few_logits(spec: RunSpec) -> bool:
+    """Whether a step never has whole logits; stages have them."""
+    return spec.pipeline.stages == 1 and _decoder(spec).vocab_size > WHOLE_LOGITS_VOCABULARY
+
+
+def _head_gradients(spec: RunSpec) -> int:
+    """Gradients of a head that is trained on few logits at a time: their sum, and the newest."""
+    if spec.adapter is not None or not _takes_few_logits(spec):
+        return 0
+    decoder = _decoder(spec)
+    return 2 * FP32_BYTES * decoder.vocab_size * decoder.hidden_size
 
 
 def _at_once(spec: RunSpec) -> tuple[int, int]:

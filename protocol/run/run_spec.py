@@ -484,6 +484,9 @@ class RunSpec(Section):
         if self.pipeline.stages > 1:
             what = "experts are whole models so far: leave stages out, or [[experts]]"
             yield misfit("pipeline.stages", what, self.pipeline.stages)
+        if self.has_conversations:
+            what = "experts are compared by whole texts: use another source than 'chat'"
+            yield misfit("data.source", what, self.data.source)
         if self.model.init_from is not None:
             what = "with [[experts]] the first one's `begin` names the checkpoint"
             yield misfit("model.init_from", what, self.model.init_from)

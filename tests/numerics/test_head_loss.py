@@ -73,3 +73,18 @@ def test_the_vector_is_the_same_with_the_head_apart():
     before = float(ours.loss(tokens).detach())
     ours.theta_P.mul_(2)
     assert float(ours.loss(tokens).detach()) != before
+
+
+@pytest.mark.usefixtures("few_at_once")
+def test_a_head_that_does_not_learn_gets_no_gradient():
+    tokens = torch.arange(42).view(2, 21)
+    spec = RunSpec(model=ModelSection(hidden_size=16, num_layers=1, num_heads=2))
+    module, learning = (initial_module(spec, VOCABULARY) for _ in range(2))
+    module.lm_head.weight.requires_grad_(False)
+    frozen, whole = (FlatModel(each, torch.device("cpu")) for each in (module, learning))
+    for model_ in (frozen, whole):
+        model_.loss(tokens).backward()
+    assert "model.embed_tokens.weight" not in [entry.name for entry in frozen.layout.entries]
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(parameter.grad, learning.get_parameter(name).grad)

@@ -102,3 +102,34 @@ def test_the_tokens_of_a_batch_count_too():
 
 def test_codes_in_differences_are_counted_too():
     assert needs_of(parse_toml('sync.codec = "int8-diff"')).average > 0
+
+
+def frozen_run(config: str, **sections: object) -> RunSpec:
+    frozen = FrozenSection(
+        config=config, layout_digest="0" * 32, parameters=128, padded_parameters=128
+    )
+    return RunSpec.model_validate({"frozen": frozen.model_dump(), **sections})
+
+
+def test_adapters_take_the_disk_of_adapters_and_the_memory_of_their_base():
+    adapted = frozen_run(LARGE, model={"init_from": "x"}, adapter={})
+    assert needs_module.least_parameters_of(adapted) == 128
+    base = 4 * COUNT
+    assert needs_of(adapted).disk < 1 << 30
+    for on_gpu in (False, True):
+        assert base < needs_of(adapted).model_memory(on_gpu=on_gpu) < 2 * base
+    assert needs_of(adapted).gpu_memory > base
+
+
+def test_a_head_of_many_tokens_has_gradients_for_logits_and_stages_have_whole_ones():
+    many = '{"vocab_size":131072,"hidden_size":64,"num_hidden_layers":20}'
+    whole = needs_of(frozen_run(many))
+    adapted = needs_of(frozen_run(many, model={"init_from": "x"}, adapter={}))
+    head, parameters = 4 * 131_072 * 64, parameters_of(frozen_run(many))
+    trained = 4 * 5 * (parameters - 128)  # four values of each, and one while they are averaged
+    assert whole.gpu_memory - adapted.gpu_memory == trained - 4 * parameters + 2 * head
+    stages = {"pipeline": {"stages": 2}, "sync": {"inner_steps": 5}}
+    long = {"model": {"context_length": 4096}}
+    logits = 12 * 4096 * 131_072
+    assert needs_of(frozen_run(many, **stages, **long)).sequence > logits * 1.5 / 2
+    assert needs_of(frozen_run(many, **long)).sequence < logits

@@ -719,9 +719,13 @@ def test_frozen_experts_of_two_tokenizers_are_refused() -> None:
             "[adapter]\n[[experts]]\nname = 'a'\n[[experts]]\nname = 'b'\nsource = 'stdlib'",
             "adapter: experts train whole models",
         ),
+        (
+            "[[experts]]\nname = 'a'\n[[experts]]\nname = 'b'\nsource = 'chat:x'",
+            "data.source: experts are compared by whole texts: use another source than 'chat'",
+        ),
     ],
 )
-def test_adapters_are_of_one_whole_checkpoint(toml: str, sentence: str) -> None:
+def test_adapters_and_conversations_are_of_one_whole_model(toml: str, sentence: str) -> None:
     with pytest.raises(InvalidRunSpec, match=re.escape(sentence)):
         parse_toml(toml)
 

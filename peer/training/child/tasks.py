@@ -119,6 +119,11 @@ def create(channel: SocketChannel, settings: TrainerSettings, weights_fd: int) -
         module = initial_stage(config, spec.seed, stage, spec.pipeline.stages)
     torch.set_num_threads(threads)
     text = json.dumps(config_of(spec, settings.vocabulary_size))
+    base = None
+    if spec.adapter is not None:
+        from peer.training.adapter import base_digest
+
+        base = base_digest(module)  # before the head is taken off
     model = FlatModel(module, torch.device("cpu"))
     shapes = tuple((entry.name, entry.shape) for entry in model.layout.entries)
     whole = shapes
@@ -126,11 +131,6 @@ def create(channel: SocketChannel, settings: TrainerSettings, weights_fd: int) -
         whole = tuple(sorted(model_shapes(spec, settings.vocabulary_size).items()))
     with open(weights_fd, "wb", closefd=False) as file:
         file.write(model.theta_P.numpy().data)  # tofile does not say that a disk is full
-    base = None
-    if spec.adapter is not None:
-        from peer.training.adapter import base_digest
-
-        base = base_digest(module)
     channel.emit(ModelCreated(shapes, whole, text, base))
 
 

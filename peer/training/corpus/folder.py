@@ -207,6 +207,12 @@ def _kept(
     if corpus.tokenizer_digest not in (None, tokenizer.digest):
         raise InvalidCorpus(f"{tokens} was made with another tokenizer than data.tokenizer")
     held_out = corpus.validation_blocks(spec.data.validation_blocks)
+    if (held_out[:, 1:] < 0).all():
+        raise InvalidCorpus(
+            f"no answer is in the {len(held_out)} blocks of {spec.model.context_length} tokens that"
+            " are held out, so no loss could be measured: raise data.validation_blocks or"
+            " model.context_length"
+        )
     is_packed_here = corpus.tokenizer_digest is not None
     dtype = corpus.train.dtype if is_packed_here else token_dtype(tokenizer.vocabulary_size)
     blob = without_marks(held_out, tokenizer.vocabulary_size).astype(dtype).tobytes()

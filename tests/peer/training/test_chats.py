@@ -123,6 +123,14 @@ def test_a_corpus_of_chats_masks_all_but_answers_whole_and_in_pieces(tmp_path):
     assert (whole.validation_blocks(4) < 0).any()
 
 
+def test_held_out_blocks_without_an_answer_are_refused(tmp_path):
+    long = [{"role": "user", "content": "?" * 3000}, {"role": "assistant", "content": "!"}]
+    spec = spec_of(chats(tmp_path / "set", [long] * 120))
+    first = spec.model_copy(update={"data": spec.data.model_copy(update={"validation_blocks": 1})})
+    with pytest.raises(InvalidCorpus, match="no answer is in the 1 blocks of 16 tokens that are"):
+        prepare_corpus(first, tmp_path / "cache")
+
+
 def test_tokens_made_of_chats_elsewhere_keep_their_marks(tmp_path):
     spec = spec_of(chats(tmp_path / "set", many()))
     kept = prepare_corpus(spec, tmp_path / "cache")

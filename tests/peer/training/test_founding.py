@@ -35,6 +35,7 @@ from peer.training.ports import Trainer, TrainerDied
 from peer.training.process import create_model, trainer_starter
 from peer.training.shared import SharedVector
 from protocol.run.layout import Layout
+from protocol.run.needs import WHOLE_LOGITS_VOCABULARY
 from protocol.run.run_spec import FrozenSection, RunSpec, parse_toml
 from protocol.trainer_messages import FragmentSent, Merge
 
@@ -219,6 +220,14 @@ async def test_with_the_first_matrix_frozen_half_is_trained(folder, tmp_path):
         names = [entry.name for entry in run.layout.entries]
         assert len(names) == 3
         assert all("q_proj.lora_B" in name for name in names)
+
+
+async def test_adapters_of_a_checkpoint_with_a_head_of_many_tokens(folder, tmp_path):
+    checkpoint(tmp_path / "hf", vocab_size=WHOLE_LOGITS_VOCABULARY + 1)
+    spec = adapted_spec(folder, tmp_path / "hf", targets=["q_proj"])
+    async with founded(spec, folder, tmp_path) as run:
+        before = await run.loss()
+        assert (await run.train(10)).loss < before
 
 
 async def test_another_checkpoint_at_the_place_of_the_runs_is_refused(folder, tmp_path):
