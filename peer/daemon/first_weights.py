@@ -24,6 +24,8 @@ from protocol.run.signed_spec import SignedSpec
 from protocol.wire.content_messages import StateScalars
 
 from .beginning import NOTHING_TRAINED, Arrival, FirstState
+from .experts import has_begun
+from .fetched import Fetched
 from .sources import DOUBT_PAUSE_S, NobodyHelped
 
 
@@ -80,7 +82,10 @@ class FirstWeights:
 
 
 class FromFounder:
-    """First weights that the founder gives; it is waited for, and that is told."""
+    """First weights that the founder gives; it is waited for, and that is told.
+
+    Where a peer of the expert has come meanwhile, its state is taken.
+    """
 
     ages = False
 
@@ -99,5 +104,7 @@ class FromFounder:
                 if not told:
                     ports.events.emit(EventName.FIRST_WEIGHTS_MISSING, expert=ports.facts.expert)
                 told = True
+                if has_begun(arrival.held.view):
+                    return await Fetched().take(arrival)
             else:
                 return NOTHING_TRAINED
