@@ -131,7 +131,9 @@ def suited(home: Home, run: RunSpec, prompt: str) -> list[str]:
 
     Those that nobody answers for are left out, and told.
 
-    Raises ExportFailed: nobody answers for any. ConfigError: the prompt is no text for the model.
+    Raises:
+        ExportFailed, NoDaemon, NotNow: nobody answers for any.
+        ConfigError: the prompt is no text for the model.
     """
     rules = run.ensemble
     assert rules is not None
@@ -140,8 +142,10 @@ def suited(home: Home, run: RunSpec, prompt: str) -> list[str]:
     try:
         said = _said_of(home, run, numbers, tokens) if len(tokens) > 1 else {n: [] for n in numbers}
     except (NoDaemon, NotNow) as error:
+        kept = [n for n in numbers if newest_kept(home, part_of_expert(n)) is not None]
+        if not kept:
+            raise type(error)(f"{error}; the home has no checkpoint of an expert either") from error
         print(f"{error}; the experts that this home has answer", file=sys.stderr, flush=True)
-        kept = (n for n in numbers if newest_kept(home, part_of_expert(n)) is not None)
         return [run.experts[number].name for number in kept]
     if not said:
         raise ExportFailed("no expert says what it makes of the prompt: try again in a minute")

@@ -57,8 +57,8 @@ REPLACED: Final = "I have no content of that name; a state is replaced by a newe
 
 
 # --- states that are kept for readers -------------------------------------------------------------
-class StateSource(Protocol):
-    """The outer state of a group, which the service serves."""
+class WrittenState(Protocol):
+    """The outer state of a group, as joiners are given it."""
 
     @property
     def group(self) -> str: ...
@@ -70,10 +70,14 @@ class StateSource(Protocol):
     @property
     def step(self) -> int: ...
 
-    async def sample(self, seed: bytes) -> bytes: ...
-
     async def write(self, directory: Path) -> tuple[Path, StateManifest]:
         """Write the present state to a new file in `directory`."""
+
+
+class StateSource(WrittenState, Protocol):
+    """That of our group, of which samples are given, too."""
+
+    async def sample(self, seed: bytes) -> bytes: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -106,14 +110,15 @@ class KeptStates:
         self._work = work
         self.by_root: OrderedDict[str, KeptState] = OrderedDict()
         self._writing = trio.Lock()
+        directory.mkdir(parents=True, exist_ok=True)
         remove_state_files(directory, keep=())
 
-    async def newest(self, source: StateSource) -> KeptState:
+    async def newest(self, source: WrittenState) -> KeptState:
         """The state after the last outer step. Raises OSError."""
         async with self._writing:
             return await self._present(source)
 
-    async def for_reader(self, source: StateSource, minimum_step: int) -> KeptState | None:
+    async def for_reader(self, source: WrittenState, minimum_step: int) -> KeptState | None:
         """The state that a joiner is given; None where there is none now. Raises OSError."""
         async with self._writing:
             pinned = [state for state in self.by_root.values() if state.readers]
@@ -122,11 +127,11 @@ class KeptStates:
             steps = [state.manifest.scalars.step for state in pinned]
             return pinned[-1] if max(steps) >= minimum_step else None
 
-    def _is_present(self, source: StateSource) -> bool:
+    def _is_present(self, source: WrittenState) -> bool:
         newest = next(reversed(self.by_root.values()), None)
         return newest is not None and newest.manifest.scalars.round == source.round
 
-    async def _present(self, source: StateSource) -> KeptState:
+    async def _present(self, source: WrittenState) -> KeptState:
         if not self._is_present(source):
             path, manifest = await source.write(self._directory)
             self.by_root[manifest.root] = KeptState(path, manifest)
@@ -183,13 +188,15 @@ class ContentService:
     signed: SignedSpec
     blobs: Mapping[str, Path]
     stores: Mapping[str, PieceStore] = field(default_factory=dict)
-    other: Callable[[str], Awaitable[StateSource | None]] = no_other
+    other: Callable[[str], Awaitable[WrittenState | None]] = no_other
 
     def __post_init__(self) -> None:
         self.source: StateSource | None = None
         self.refused: Counter[RefusalReason] = Counter()
         self._states = KeptStates(self.state_dir, self.work)
         self._others: dict[str, KeptStates] = {}
+        for directory in self.state_dir.glob("*/"):  # of groups whose states were asked for before
+            remove_state_files(directory, keep=())
         self._readers = Readers()
         self._at_once = AtOnce(MAX_READERS)
         self._turns = trio.Lock()
@@ -248,8 +255,7 @@ class ContentService:
             case content_messages.GetState():
                 await self._send_manifest(reader, request)
             case content_messages.GetSample():
-                source, _ = await self._asked_source(request.group)
-                sample = await source.sample(request.seed)
+                sample = await self._own_source(request.group).sample(request.seed)
                 await reader.talk.send(content_messages.SampleReply(), sample)
             case content_messages.GetHoldings():
                 await self._send_holdings(reader.talk, request)
@@ -276,18 +282,23 @@ class ContentService:
         )
 
     # --- the state --------------------------------------------------------------------------------
-    async def _asked_source(self, group: str) -> tuple[StateSource, KeptStates]:
+    async def _asked_source(self, group: str) -> tuple[WrittenState, KeptStates]:
         """What is served, and its files. Raises Refused: that is not what was asked for."""
         source = self.source
         if (source is None or group != source.group) and (other := await self.other(group)):
             files = self._others.get(group) or KeptStates(self.state_dir / group, self.work)
             return other, self._others.setdefault(group, files)
+        return self._own_source(group), self._states
+
+    def _own_source(self, group: str) -> StateSource:
+        """That of our group. Raises Refused: another was asked for."""
+        source = self.source
         if source is None:
             raise Refused(RefusalReason.UNAVAILABLE, "I have no state yet")
         if group != source.group:
             self.refused[RefusalReason.OTHER_GROUP] += 1
             raise Refused(RefusalReason.OTHER_GROUP, other_group_sentence(source.group, group))
-        return source, self._states
+        return source
 
     async def _send_manifest(self, reader: _Reader, request: content_messages.GetState) -> None:
         source, states = await self._asked_source(request.group)

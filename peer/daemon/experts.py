@@ -40,6 +40,14 @@ HOLDERS: Final = (PeerState.TRAINING, PeerState.PAUSED, PeerState.FINISHED)
 COMING: Final = (PeerState.STARTING, PeerState.DOWNLOADING, PeerState.RETURNING)
 
 
+def has_begun(view: View) -> bool:
+    """Whether others hold a state of this group; newcomers among them hold none."""
+    told = [member.progress for member in view.alive(trio.current_time())]
+    return any(
+        each.state in HOLDERS or (each.state == PeerState.RETURNING and each.step) for each in told
+    )
+
+
 class ExpertCompany:
     """The peers of a run by expert, as the roster knows them now."""
 

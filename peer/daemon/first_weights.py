@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from peer.content.fetching import ExpectedState, Fetcher, whole_state
-from peer.content.service import StateSource
+from peer.content.service import WrittenState
 from peer.content.state_file import StateManifest, copy_state, seal_state
 from peer.observe.event_names import EventName
 from peer.runtime import Work
-from protocol.content.samples import Float32Vector, sample_of
+from protocol.content.samples import Float32Vector
 from protocol.membership.group import Group
 from protocol.run.layout import part_of_expert
 from protocol.run.run_spec import RunSpec
@@ -24,6 +24,8 @@ from protocol.run.signed_spec import SignedSpec
 from protocol.wire.content_messages import StateScalars
 
 from .beginning import NOTHING_TRAINED, Arrival, FirstState
+from .experts import has_begun
+from .fetched import Fetched
 from .sources import DOUBT_PAUSE_S, NobodyHelped
 
 
@@ -40,9 +42,9 @@ def kept_first_weights(run: RunSpec, state_dir: Path) -> dict[int, Path]:
 
 def first_states(
     signed: SignedSpec, kept: Mapping[int, Path], work: Work
-) -> dict[str, StateSource]:
+) -> dict[str, WrittenState]:
     """Those that are kept, as states of their groups, by the group's digest."""
-    found, run = dict[str, StateSource](), signed.spec()
+    found, run = dict[str, WrittenState](), signed.spec()
     for number, path in kept.items():
         frozen = run.experts[number].frozen
         assert frozen is not None, "the run was founded"
@@ -53,7 +55,7 @@ def first_states(
 
 @dataclass(frozen=True)
 class FirstWeights:
-    """The state of a group before its first round. Implements `StateSource`."""
+    """The state of a group before its first round. Implements `WrittenState`."""
 
     group: str
     path: Path
@@ -62,12 +64,9 @@ class FirstWeights:
     round = -1
     step = 0
 
-    async def sample(self, seed: bytes) -> bytes:
-        slow_P = await self._read()
-        return sample_of(slow_P, seed).astype("<f4").tobytes()
-
     async def write(self, directory: Path) -> tuple[Path, StateManifest]:
-        slow_P, path = await self._read(), directory / "first.state"
+        slow_P: Float32Vector = await self.work.run(np.fromfile, self.path, "<f4")
+        path = directory / "first.state"
         scalars = StateScalars(
             group=self.group,
             round=self.round,
@@ -81,13 +80,12 @@ class FirstWeights:
         await self.work.run(copy_state, path, scalars, slow_P, np.zeros_like(slow_P))
         return path, await self.work.run(seal_state, path, scalars)
 
-    async def _read(self) -> Float32Vector:
-        slow_P: Float32Vector = await self.work.run(np.fromfile, self.path, "<f4")
-        return slow_P
-
 
 class FromFounder:
-    """First weights that the founder gives; it is waited for, and that is told."""
+    """First weights that the founder gives; it is waited for, and that is told.
+
+    Where a peer of the expert has come meanwhile, its state is taken.
+    """
 
     ages = False
 
@@ -106,5 +104,7 @@ class FromFounder:
                 if not told:
                     ports.events.emit(EventName.FIRST_WEIGHTS_MISSING, expert=ports.facts.expert)
                 told = True
+                if has_begun(arrival.held.view):
+                    return await Fetched().take(arrival)
             else:
                 return NOTHING_TRAINED

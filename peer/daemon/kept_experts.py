@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from peer.content.service import StateSource
+from peer.content.service import WrittenState
 from peer.content.state_file import StateManifest, copy_state, seal_state
 from peer.facts import Facts
 from peer.runtime import Work
 from peer.state.checkpoints import Checkpoint, CheckpointStore
 from peer.training.tensor_file import FileUnusable
-from protocol.content.samples import Float32Vector, sample_of
+from protocol.content.samples import Float32Vector
 from protocol.errors import Refused
 from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason
@@ -25,7 +25,7 @@ from protocol.wire.content_messages import StateScalars
 
 
 class KeptExpert:
-    """One of them. Implements `StateSource`."""
+    """One of them. Implements `WrittenState`."""
 
     def __init__(self, group: str, checkpoint: Checkpoint, work: Work) -> None:
         self.group = group
@@ -40,15 +40,10 @@ class KeptExpert:
     def step(self) -> int:
         return int(self.checkpoint.manifest.step)
 
-    async def sample(self, seed: bytes) -> bytes:
-        slow_P, _ = await self._work.run(self._vectors)
-        return sample_of(slow_P, seed).astype("<f4").tobytes()
-
     async def write(self, directory: Path) -> tuple[Path, StateManifest]:
         return await self._work.run(self._write, directory)
 
     def _write(self, directory: Path) -> tuple[Path, StateManifest]:
-        directory.mkdir(parents=True, exist_ok=True)
         manifest, path = self.checkpoint.manifest, directory / "1.state"
         scalars = StateScalars(
             group=self.group,
@@ -87,7 +82,7 @@ class KeptExperts:
         store: CheckpointStore,
         facts: Facts,
         work: Work,
-        firsts: Mapping[str, StateSource],
+        firsts: Mapping[str, WrittenState],
     ) -> None:
         self._store = store
         self._firsts = firsts
@@ -100,7 +95,7 @@ class KeptExperts:
         parts = map(part_of_expert, range(count))
         self._parts = {Group(run_id or "", part).digest: part for part in parts}
 
-    async def of(self, group: str) -> StateSource | None:
+    async def of(self, group: str) -> WrittenState | None:
         """That of a group, verified once; None for a group of no expert. Raises as `_first`."""
         part, run_id = self._parts.get(group), self._facts.run_id
         if part is None or run_id is None or group == self._facts.group:
@@ -115,7 +110,7 @@ class KeptExperts:
             self._found[group] = KeptExpert(group, newest, self._work)
             return self._found[group]
 
-    def _first(self, group: str) -> StateSource:
+    def _first(self, group: str) -> WrittenState:
         """Raises Refused: newcomers ask all of the run, so it is no request that went astray."""
         if group not in self._firsts:
             raise Refused(RefusalReason.UNAVAILABLE, "I have kept nothing of that expert")

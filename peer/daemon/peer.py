@@ -370,9 +370,9 @@ class Training:
             if settings.on_finished is not None:
                 await settings.on_finished()
             if settings.exit_when_done:
+                await self.checkpoints.wait_copied(math.inf)
                 if self._experts is not None and (again := self._experts.after_the_end()):
                     raise again
-                await self.checkpoints.wait_copied(math.inf)
                 nursery.cancel_scope.cancel()
             await self._until_longer()
 

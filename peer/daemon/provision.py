@@ -33,7 +33,7 @@ import trio
 
 from peer.content.fetching import BlobSource, ExpectedState, Fetcher, whole_state
 from peer.content.pieces import PieceStore, open_store
-from peer.facts import PartShape, PeerState
+from peer.facts import PartShape
 from peer.observe.event_names import EventName
 from peer.options.config import PeerConfig
 from peer.options.needs_told import FreeRoom, misfit
@@ -80,7 +80,7 @@ from protocol.wire.content_messages import StateScalars
 from .beginning import NOTHING_TRAINED, Arrival, Beginning, FirstState, Fresh
 from .checkpointing import free_bytes
 from .domains import Domains, described_corpus
-from .experts import HOLDERS
+from .experts import has_begun
 from .fetched import Fetched, known_positions
 from .first_weights import FromFounder, kept_first_weights, weights_file
 from .sources import FETCH_WEIGHTS_S, NobodyHelped, NoSource, weights_of
@@ -195,24 +195,25 @@ class FreshOrFetched:
         with trio.move_on_after(LISTEN_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(arrival.meet)
-                while not _has_begun(arrival.held.view):
+                while not has_begun(arrival.held.view):
                     await arrival.ports.heard.park()
                 nursery.cancel_scope.cancel()
-        if _has_begun(arrival.held.view):
+        if has_begun(arrival.held.view):
             return await Fetched().take(arrival)
         arrival.ports.facts.now_doing("looking for a checkpoint of this expert")
         kept = await _kept_state(arrival)
-        weights, whence = "generalist's", None
+        weights, whence, first = "generalist's", None, NOTHING_TRAINED
         if self._seeded:
             whence = await _seed_weights(arrival)
         if whence is None:
             given = isinstance(self._first, FromFounder)
             weights = "its checkpoint's" if given else "first"
             with trio.move_on_after(math.inf if kept is None else FETCH_WEIGHTS_S):
-                await self._first.take(arrival)
+                first = await self._first.take(arrival)
+        if first is not NOTHING_TRAINED:
+            return first  # others have begun it meanwhile
         lost = [m.progress.step for m in arrival.held.view.members()]
         why = f"its peers are gone; they told of step {max(lost):,}" if lost else "nobody has it"
-        first = NOTHING_TRAINED
         if kept is not None and await _is_better(arrival, *kept.vectors):
             weights, first = "kept", kept.stands(arrival)
             whence = f"{short_id(kept.remote)}, of step {kept.state.step:,}"
@@ -289,14 +290,6 @@ async def _seed_weights(arrival: Arrival) -> str | None:
         return None
     remote, arrival.slow_P[:], state = given
     return f"{short_id(remote)}, of step {state.step:,}"
-
-
-def _has_begun(view: View) -> bool:
-    """Whether others hold a state of this group; newcomers among them hold none."""
-    told = [member.progress for member in view.alive(trio.current_time())]
-    return any(
-        each.state in HOLDERS or (each.state == PeerState.RETURNING and each.step) for each in told
-    )
 
 
 def with_frozen_experts(spec: RunSpec, frozen: Sequence[RunSpec]) -> RunSpec:

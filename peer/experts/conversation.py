@@ -6,6 +6,7 @@ texts are scored one after another, and after each as much time passes as keeps 
 MAX_VALIDATION_SHARE of all; who would wait longer than ANSWER_S for its turn is refused.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -109,11 +110,11 @@ class ExpertService:
         return tokens
 
     async def _scored(self, tokens: npt.NDArray[Any]) -> ToldLogProbs:
-        with trio.move_on_after(ANSWER_S):
+        with trio.move_on_after(ANSWER_S) as waiting:
             async with self._turn:
                 await trio.sleep_until(self._not_before_s)
-                with trio.CancelScope(shield=True):
-                    return await self._score_now(tokens)
+                waiting.deadline = math.inf
+                return await self._score_now(tokens)
         sentence = "I score texts of others; ask another, or later"
         raise Refused(RefusalReason.TOO_MANY, sentence)
 

@@ -52,6 +52,12 @@ class ToldLogProbs:
         return -float(self.log_probs.mean(dtype=np.float64))
 
 
+def told_by(stamp: str, step: int, log_probs: bytes) -> ToldLogProbs | None:
+    """What a trainer says; None where these weights, which have diverged, say nothing."""
+    values = np.frombuffer(log_probs, "<f4")
+    return ToldLogProbs(stamp, step, values) if np.isfinite(values).all() else None
+
+
 HeldOut = Callable[[], Sequence[HeldOutBlocks]]
 """The domains whose held-out blocks are here by now, ours among them."""
 

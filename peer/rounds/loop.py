@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
 import numpy.typing as npt
 import trio
 from msgspec.structs import replace
@@ -36,7 +35,7 @@ from protocol.microbatch.trainer_messages import (
 )
 from protocol.schedule.rounds import RoundPlan, is_lost, middle
 
-from .domains import ToldLogProbs
+from .domains import ToldLogProbs, told_by
 from .pause import Pause
 from .validation import Validation
 from .way import AveragingParts, TrainerLine, Way
@@ -104,8 +103,7 @@ class RoundLoop:
             return None
         if not isinstance(answer, messages.Evaluated):
             return None
-        values = np.frombuffer(answer.log_probs, "<f4")
-        return ToldLogProbs(self._domains.stamp(), self._facts.step, values)
+        return told_by(self._domains.stamp(), self._facts.step, answer.log_probs)
 
     # --- lives of the trainer ---------------------------------------------------------------------
     async def run(self) -> None:
@@ -151,6 +149,7 @@ class RoundLoop:
                     raise
             finally:
                 self._line = None
+                self._validation.forget()  # who has a text scored holds the lock of the weights
 
     def _note_start(self, ready: messages.Ready) -> None:
         facts = self._facts

@@ -10,14 +10,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
 import numpy.typing as npt
 import trio
 
 from peer.observe.event_names import EventName
 from peer.training.messages import Evaluate, Evaluated
 
-from .domains import HeldOutBlocks, MeasuredDomains, ToldLogProbs
+from .domains import HeldOutBlocks, MeasuredDomains, ToldLogProbs, told_by
 from .surroundings import Surroundings
 from .way import TrainerLine
 
@@ -89,7 +88,10 @@ class Validation:
     async def score(
         self, line: TrainerLine, round_: int, tokens: npt.NDArray[Any]
     ) -> ToldLogProbs | None:
-        """What the slow weights say of a text; they must lie still. None: the trainer has died."""
+        """What the slow weights say of a text; they must lie still.
+
+        None: the trainer has died, or the weights have diverged.
+        """
         asked = await self._send(line, round_, _Asked(is_text=True), tokens.reshape(1, -1))
         await asked.over.wait()
         return asked.told
@@ -115,8 +117,7 @@ class Validation:
     def ended(self, result: Evaluated) -> None:
         asked = self._asked.popleft()
         if result.log_probs:
-            values = np.frombuffer(result.log_probs, "<f4")
-            asked.told = ToldLogProbs(asked.stamp, asked.step, values)
+            asked.told = told_by(asked.stamp, asked.step, result.log_probs)
         if not asked.is_text:
             self._not_before_s = trio.current_time() + result.seconds / MAX_VALIDATION_SHARE
             self._note(asked, result)

@@ -13,7 +13,9 @@ from trio.testing import MockClock
 
 from peer.content import service
 from peer.content.fetching import ExpectedState, whole_state
-from peer.content.service import ContentService
+from peer.content.service import ContentService, WrittenState
+from peer.daemon.first_weights import FirstWeights
+from peer.runtime.work import SimulatedWork
 from protocol.content.samples import BLOCK_VALUES, block_starts
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.limits import STATE_CHUNK_BYTES
@@ -100,6 +102,28 @@ async def test_the_state_of_another_group_is_refused_and_counted(
             assert refused.value.reason is RefusalReason.OTHER_GROUP
         assert made.service.refused == {RefusalReason.OTHER_GROUP: 2}
         await whole_state(fetcher, ExpectedState(GROUP), *empty_vectors())  # the stream goes on
+
+
+async def test_the_state_of_another_group_that_is_kept_here_is_given_and_no_sample_of_it(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    group, slow_P = Group(SIGNED.run_id, "expert/1").digest, np.arange(P, dtype=np.float32)
+    slow_P.tofile(tmp_path / "weights.f32")
+    kept = FirstWeights(group, tmp_path / "weights.f32", "cd" * 16, SimulatedWork())
+
+    async def other(asked: str) -> WrittenState | None:
+        return kept if asked == group else None
+
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        made.service.other = other
+        phi_P, delta_P = empty_vectors()
+        state = await whole_state(fetcher, ExpectedState(group, maximum_step=0), phi_P, delta_P)
+        assert (state.round, state.step) == (-1, 0)
+        np.testing.assert_array_equal(phi_P, slow_P)
+        assert not delta_P.any()
+        with pytest.raises(Refused):  # it would be read from the disk for each
+            await fetcher.sample(group, bytes(16))
+        await whole_state(fetcher, ExpectedState(GROUP), *empty_vectors())
 
 
 async def test_before_the_first_state_there_is_none_to_give(

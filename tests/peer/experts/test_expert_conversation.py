@@ -1,4 +1,4 @@
-"""Texts that others have scored: one after another, in a tenth of the trainer's time."""
+"""Texts that others have scored: one after another, in a small part of the trainer's time."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -52,16 +52,16 @@ async def talk_with(trainer: Trainer) -> AsyncIterator[Conversation]:
             yield talk
 
 
-async def test_texts_take_a_tenth_of_the_trainers_time(
+async def test_texts_take_a_small_part_of_the_trainers_time(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    trainer = Trainer(0.5)
+    trainer = Trainer(0.1)
     async with talk_with(trainer) as talk:
         for _ in range(4):
             told = await score_of(talk, GROUP, TEXT)
             assert (told.stamp, told.step, told.loss) == ("cd" * 16, 7, 1.5)
     apart_s = [after - before for before, after in pairwise(trainer.began_s)]
-    assert apart_s == pytest.approx([0.5 + 0.5 / MAX_VALIDATION_SHARE] * 3)
+    assert apart_s == pytest.approx([0.1 + 0.1 / MAX_VALIDATION_SHARE] * 3)
 
 
 async def test_who_would_wait_long_is_refused(autojump_clock: trio.testing.MockClock) -> None:
@@ -72,6 +72,24 @@ async def test_who_would_wait_long_is_refused(autojump_clock: trio.testing.MockC
             await score_of(talk, GROUP, TEXT)
     assert refused.value.reason is RefusalReason.TOO_MANY
     assert len(trainer.began_s) == 1
+
+
+async def test_a_text_that_is_being_scored_holds_up_no_end(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    trainer = Trainer(1000.0)
+    with trio.move_on_after(60):
+        async with talk_with(trainer) as talk:
+            await score_of(talk, GROUP, TEXT)
+    assert trainer.began_s
+    assert trio.current_time() < 100
+
+
+async def test_who_waits_for_its_turn_is_answered_however_long_the_text_takes_then(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with talk_with(Trainer(100.0)) as talk:
+        assert (await score_of(talk, GROUP, TEXT)).step == 7
 
 
 async def test_a_peer_without_a_trainer_says_so(autojump_clock: trio.testing.MockClock) -> None:
