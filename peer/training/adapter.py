@@ -113,7 +113,7 @@ def write_adapter(folder: Path, module: nn.Module, spec: RunSpec) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = _config(module, spec, spec.adapter)
     config.inference_mode = True
-    config.save_pretrained(folder)
+    config.save_pretrained(str(folder))
     tensors = {
         f"base_model.model.{name.replace(_OURS, '')}": parameter.detach().contiguous()
         for name, parameter in module.named_parameters()

@@ -237,7 +237,7 @@ class AdapterSection(Section):
     """Only 'lora' so far."""
     rank: Annotated[int, Field(ge=1, le=1024)] = 16
     """Width of an adapter; more: more to learn, and to send."""
-    alpha: Annotated[float, Field(gt=0, le=1e4)] = 32.0
+    alpha: Annotated[int, Field(ge=1, le=10_000)] = 32
     """What they make is scaled by alpha / rank."""
     targets: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")], ...],
