@@ -278,6 +278,10 @@ class FlatModel:
             for start, shape in _matrices_of(entry)
         ]
 
+    def place_of(self, leaf: nn.Parameter) -> int:
+        """Where a leaf begins in the vector, which may itself be a row of a larger one."""
+        return int(leaf.storage_offset() - self.theta_P.storage_offset())
+
     def leaf(self, part: slice, shape: tuple[int, ...] = (-1,)) -> nn.Parameter:
         """A part of the vector as a parameter, with its gradient."""
         leaf = nn.Parameter(self.theta_P[part].view(shape))

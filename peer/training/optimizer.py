@@ -226,7 +226,7 @@ def inner_optimizer(
     """The optimizer that the run spec names; AdamW decays matrices alone."""
     with_muon = section.name == "muon"
     matrices = model.block_matrices() if with_muon else []
-    spans = spans_of(model.layout, ranks.count, {int(each.storage_offset()) for each in matrices})
+    spans = spans_of(model.layout, ranks.count, {model.place_of(each) for each in matrices})
     own = spans[ranks.rank]
     groups = [
         ([_leaf(model, each, own) for each in leaves], section.weight_decay if decays else 0.0)
@@ -254,7 +254,7 @@ def inner_optimizer(
 
 
 def _leaf(model: FlatModel, parameter: torch.nn.Parameter, span: slice) -> Leaf:
-    start = int(parameter.storage_offset())
+    start = model.place_of(parameter)
     place = slice(start, start + parameter.numel())
     part = shared_part(place, span)
     if part == place:

@@ -35,6 +35,7 @@ from protocol.wire.directory_messages import (
     RecordKept,
     RecordsFound,
 )
+from protocol.wire.expert_messages import GetLogProbs, LogProbs, ScoreText
 from protocol.wire.fields import APART, MAX_SENTENCE_CHARS, Message
 from protocol.wire.fragment_messages import (
     ChunkResult,
@@ -67,6 +68,7 @@ from protocol.wire.messages import (
     Hello,
     Join,
     Leaving,
+    LossOfDomain,
     Misread,
     PeerEntry,
     PeerList,
@@ -137,6 +139,7 @@ EXAMPLES: tuple[Message, ...] = (
     Beat(
         *(1, "training", 2, 0.5, 10.0, 0, 40, 75, 4096, 12.5, 11.5, 0.25, 1.5e9, 8, 1e6),
         *((Free(0, 1, 70), Free(3, 8, 65)), True, GROUP, 2.5, (AveragedWith(PEER, 3.25),)),
+        losses=(LossOfDomain(1, 2.25),),
     ),
     Beat(1, "training", 2, 1.5, 10.0, 0, 40, 75, 4096, 12.5, None, 0.0, 1.5e9),
     PeerList((PeerEntry(PEER, 7, (ADDRESS,)), PeerEntry("sim-1", 1, ()))),
@@ -163,6 +166,9 @@ EXAMPLES: tuple[Message, ...] = (
     SETTLED,
     Join(EXCHANGE),
     Piece(1 << 20),
+    GetLogProbs(GROUP, DIGEST),
+    ScoreText(GROUP),
+    LogProbs(DIGEST, 75),
     GetSpec(),
     SpecReply(b"k" * 32, b"s" * 64),
     GetBlob(DIGEST),
@@ -227,6 +233,7 @@ DEFAULTS = {
     (Beat, "may_send_bytes_per_s"),
     (Beat, "free"),
     (Beat, "ended"),
+    (Beat, "losses"),
     (Beat, "group"),
     (Beat, "validation_loss"),
     (Beat, "met"),
@@ -471,6 +478,7 @@ def test_every_list_either_loses_an_item_or_may_not() -> None:
         *("Seen.reached", "PeerList.peers", "PeerEntry.addresses", "Statements.statements"),
         *(
             "Beat.free",
+            "Beat.losses",
             "Beat.met",
             "RecordsFound.records",
             "RecordsFound.nearest",

@@ -476,7 +476,8 @@ def test_of_one_text_it_says_how_much_is_held_out(
 ) -> None:
     (tmp_path / "one.txt").write_text("ten bytes\n" * 100)
     run_toml = tmp_path / "run.toml"
-    run_toml.write_text(f'[data]\nsource = "text:{tmp_path}/*.txt"\n')
+    data = f'source = "text:{tmp_path}/*.txt"\nvalidation_blocks = 1\n'
+    run_toml.write_text(f"[data]\n{data}")
     start(home, run_toml)
     assert "its last 5%, 40 of 1,000 bytes, is held out" in capsys.readouterr().err
 
