@@ -20,9 +20,8 @@ from .domains import HeldOutBlocks, MeasuredDomains, ToldLogProbs, told_by
 from .surroundings import Surroundings
 from .way import TrainerLine
 
-MAX_VALIDATION_SHARE: Final = 0.02
-"""Largest part of a peer's time that goes into validation, and as much into texts of others. With
-frequent averages it costs more than snapshot and merge (docs/results/optimizers.md)."""
+MAX_VALIDATION_SHARE: Final = 0.1
+"""Largest part of a peer's time that goes into validation; and as much into texts of others."""
 
 
 @dataclass(eq=False)
