@@ -34,7 +34,7 @@ from protocol.run.sections import MuonSection, OptimizerSection
 
 from .device import Precision
 from .model import FlatModel
-from .ranks.group import ALONE, Order, Ranks, parts_of
+from .ranks.group import ALONE, RankOrder, Ranks, parts_of
 from .ranks.spans import shared_part, spans_of
 
 ADAMW_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
@@ -88,7 +88,7 @@ class AdamW:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class OptimizerLeaf:
     """A vector, or matrix, of an optimizer.
 
     Attributes:
@@ -112,7 +112,7 @@ class OptimizerPart:
 
     optimizer: AdamW | torch.optim.Optimizer
     moments: tuple[str, ...]
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[OptimizerLeaf, ...]
     rate_ratio: float = 1.0
 
 
@@ -139,7 +139,7 @@ class FlatOptimizer:
 
     def reset(self) -> None:
         """Forget the moments: the weights were replaced."""
-        self._ranks.tell(Order.FORGET)
+        self._ranks.tell(RankOrder.FORGET)
         for part in self._parts:
             part.optimizer.state.clear()
         self.num_steps = 0
@@ -151,12 +151,12 @@ class FlatOptimizer:
         """
         if not self.num_steps:
             return {}
-        self._ranks.tell(Order.GIVE_MOMENTS)
+        self._ranks.tell(RankOrder.GIVE_MOMENTS)
         return {name: self._whole(leaf, own) for name, leaf, own in self._moments()}
 
     def take_over(self, num_steps: int, fill: Callable[[str, torch.Tensor], None]) -> None:
         """Go on from moments that were kept; `fill` writes the one of a name into a vector."""
-        self._ranks.tell(Order.TAKE_MOMENTS, num_steps)
+        self._ranks.tell(RankOrder.TAKE_MOMENTS, num_steps)
         self._make_moments(num_steps)
         for name, leaf, own in self._moments():
             if self._ranks.count == 1:
@@ -178,7 +178,7 @@ class FlatOptimizer:
                 for name in part.moments:
                     state[name] = torch.empty_like(own, memory_format=torch.contiguous_format)
 
-    def _moments(self) -> Iterator[tuple[str, Leaf, torch.Tensor | None]]:
+    def _moments(self) -> Iterator[tuple[str, OptimizerLeaf, torch.Tensor | None]]:
         """Each moment by name, with what we have of it as a flat view."""
         for part in self._parts:
             for index, leaf in enumerate(part.leaves):
@@ -187,7 +187,7 @@ class FlatOptimizer:
                     own = state[name].view(-1) if name in state else None
                     yield f"{name}.{index}", leaf, own
 
-    def _whole(self, leaf: Leaf, own: torch.Tensor | None) -> torch.Tensor:
+    def _whole(self, leaf: OptimizerLeaf, own: torch.Tensor | None) -> torch.Tensor:
         if self._ranks.count == 1:
             assert own is not None
             return own
@@ -195,7 +195,7 @@ class FlatOptimizer:
         self._ranks.gather(whole, own, parts_of(leaf.place, self._spans))
         return whole
 
-    def _vector(self, leaf: Leaf) -> torch.Tensor:
+    def _vector(self, leaf: OptimizerLeaf) -> torch.Tensor:
         """Memory for a moment of rank 0; the others need none."""
         return torch.empty(leaf.place.stop - leaf.place.start if self._ranks.rank == 0 else 0)
 
@@ -253,16 +253,16 @@ def inner_optimizer(
     return FlatOptimizer(model, section, parts, ranks, spans)
 
 
-def _leaf(model: FlatModel, parameter: torch.nn.Parameter, span: slice) -> Leaf:
+def _leaf(model: FlatModel, parameter: torch.nn.Parameter, span: slice) -> OptimizerLeaf:
     start = model.place_of(parameter)
     place = slice(start, start + parameter.numel())
     part = shared_part(place, span)
     if part == place:
-        return Leaf(place, parameter)
-    return Leaf(place, model.leaf(part) if part.start < part.stop else None)
+        return OptimizerLeaf(place, parameter)
+    return OptimizerLeaf(place, model.leaf(part) if part.start < part.stop else None)
 
 
-def _own(leaves: Sequence[Leaf]) -> list[torch.nn.Parameter]:
+def _own(leaves: Sequence[OptimizerLeaf]) -> list[torch.nn.Parameter]:
     return [leaf.own for leaf in leaves if leaf.own is not None]
 
 

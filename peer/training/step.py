@@ -22,7 +22,7 @@ from .device import CPU_MEMORY_SHARE, Precision, autocast, is_out_of_memory
 from .model import FlatModel
 from .optimizer import FlatOptimizer
 from .ports import NonFinite
-from .ranks.group import ALONE, Order, Ranks
+from .ranks.group import ALONE, RankOrder, Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Stepper:
     ) -> npt.NDArray[np.int64]:
         """Our share of a step that all ranks take now, from the same weights."""
         ranks, model = self.ranks, self._model
-        ranks.tell(Order.STEP, *blocks_BT.shape, learning_rate, model.moved)
+        ranks.tell(RankOrder.STEP, *blocks_BT.shape, learning_rate, model.moved)
         if model.moved:
             ranks.spread(model.theta_P)
             model.moved = False

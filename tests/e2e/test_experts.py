@@ -255,4 +255,4 @@ def test_an_expert_begins_from_a_checkpoint_that_only_the_founder_has(tmp_path: 
         assert ran.returncode == 0, ran.stderr
         ours = AutoModelForCausalLM.from_pretrained(folder / "code").state_dict()
         for name, weights in theirs.items():
-            torch.testing.assert_close(ours[name], weights, atol=1e-4, rtol=0)
+            torch.testing.assert_close(ours[name], weights, atol=2e-3, rtol=0)

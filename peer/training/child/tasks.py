@@ -32,7 +32,7 @@ from peer.training.model import (
 from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import SocketChannel
 from peer.training.ports import Interrupted, NonFinite
-from peer.training.ranks.group import ALONE, Order, Ranks
+from peer.training.ranks.group import ALONE, RankOrder, Ranks
 from peer.training.shared import code_memory
 from protocol.errors import LocoError
 from protocol.run.needs import sequence_memory
@@ -180,18 +180,18 @@ def follow(channel: SocketChannel, settings: TrainerSettings, store_fd: int) -> 
         return _failed(channel, error, unknown=unknown)
 
 
-def obey(order: Order, numbers: list[float], model: FlatModel, stepper: step.Stepper) -> None:
+def obey(order: RankOrder, numbers: list[float], model: FlatModel, stepper: step.Stepper) -> None:
     """Do what rank 0 does."""
     match order:
-        case Order.STEP:
+        case RankOrder.STEP:
             sequences, tokens, learning_rate, moved, _ = numbers
             model.moved = bool(moved)
             stepper.step(np.zeros((int(sequences), int(tokens)), np.int64), learning_rate)
-        case Order.FORGET:
+        case RankOrder.FORGET:
             stepper.optimizer.reset()
-        case Order.GIVE_MOMENTS:
+        case RankOrder.GIVE_MOMENTS:
             stepper.optimizer.moments()
-        case Order.TAKE_MOMENTS:
+        case RankOrder.TAKE_MOMENTS:
             stepper.optimizer.take_over(int(numbers[0]), lambda *_: None)
 
 

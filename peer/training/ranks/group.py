@@ -11,7 +11,7 @@ of its own span of the flat vector alone. A step:
 
 Rank 0 is the process that the daemon has started. It alone has the round machine, the slow weights
 and the codes, so the daemon, and all other peers, see one trainer and one vector. The others obey:
-rank 0 broadcasts an `Order` before all that ranks do together, so all call the same collectives
+rank 0 broadcasts an `RankOrder` before all that ranks do together, so all call the same collectives
 between the same two steps. When something else has moved rank 0's weights (`Load`, a merge) they go
 to all with the next step (`FlatModel.moved`).
 
@@ -43,7 +43,7 @@ ORDER_NUMBERS: Final = 6
 """Numbers of an order: which, and up to five of its own."""
 
 
-class Order(IntEnum):
+class RankOrder(IntEnum):
     STEP = auto()
     FORGET = auto()
     GIVE_MOMENTS = auto()
@@ -87,18 +87,18 @@ class Ranks:
             self._apart = before
 
     # --- orders -----------------------------------------------------------------------------------
-    def tell(self, order: Order, *numbers: float) -> None:
+    def tell(self, order: RankOrder, *numbers: float) -> None:
         """Have the other ranks do what rank 0 does now; they have been told."""
         if self.rank == 0 and not self._apart:
             told = torch.zeros(ORDER_NUMBERS, dtype=torch.float64)
             told[: 1 + len(numbers)] = torch.tensor([float(order), *numbers], dtype=torch.float64)
             self.spread(told)
 
-    def next_order(self) -> tuple[Order, list[float]]:
+    def next_order(self) -> tuple[RankOrder, list[float]]:
         told = torch.zeros(ORDER_NUMBERS, dtype=torch.float64)
         self.spread(told)
         order, *numbers = told.tolist()
-        return Order(int(order)), numbers
+        return RankOrder(int(order)), numbers
 
     def deal(self, blocks_BT: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Our share of the sequences that rank 0 has; the array of others is filled."""
