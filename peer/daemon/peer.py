@@ -276,7 +276,8 @@ class Training:
         if self.domains is not None:
             longest, words = self._spec.model.context_length + 1, self._supplies.vocabulary_size
             network, group, self.score = self._parts.network, self._held.group.digest, score
-            service = ExpertService(network, group, self.domains.told, score, longest, words)
+            texts = score, longest, words, lambda: not self._parts.facts.over
+            service = ExpertService(network, group, self.domains.told, *texts)
             await service.start()
 
     def _piece_fetcher(self, plan: DataPlan) -> PieceFetcher | None:

@@ -261,7 +261,8 @@ async def _is_better(arrival: Arrival, slow_P: Float32Vector, momentum_P: Float3
     before, there = await arrival.measure(), arrival.slow_P.copy()
     arrival.slow_P[:] = slow_P
     after = await arrival.measure()
-    if before is not None and (after is None or not after < before):
+    before = math.inf if before is None or math.isnan(before) else before
+    if before < math.inf and (after is None or not after < before):
         arrival.slow_P[:] = there
         return False
     arrival.momentum_P[:] = momentum_P

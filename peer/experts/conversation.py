@@ -44,6 +44,7 @@ class ExpertService:
         told: what was measured, by the digest of the blocks.
         longest: tokens of a text.
         vocabulary_size: of the tokenizer that all experts share.
+        trains: whether the trainer has other work, of which texts may take a share.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class ExpertService:
         score: Score,
         longest: int,
         vocabulary_size: int,
+        trains: Callable[[], bool],
     ) -> None:
         self._network = network
         self._group = group
         self._told = told
         self._score_text = score
         self._longest, self._vocabulary_size = longest, vocabulary_size
+        self._trains = trains
         self._readers = Readers()
         self._turn = trio.Lock()
         self._not_before_s = 0.0
@@ -121,8 +124,9 @@ class ExpertService:
     async def _score_now(self, tokens: npt.NDArray[Any]) -> ToldLogProbs:
         began_s = trio.current_time()
         told = await self._score_text(tokens)
-        now_s = trio.current_time()
-        self._not_before_s = now_s + (now_s - began_s) / MAX_VALIDATION_SHARE
+        if self._trains():
+            now_s = trio.current_time()
+            self._not_before_s = now_s + (now_s - began_s) / MAX_VALIDATION_SHARE
         if told is None:
             raise Refused(RefusalReason.UNAVAILABLE, "no trainer of mine can tell now")
         return told

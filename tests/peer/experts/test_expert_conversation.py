@@ -27,8 +27,8 @@ TEXT = np.arange(5, dtype=np.uint32)
 class Trainer:
     """Scores a text in so many seconds; one that is dead cannot."""
 
-    def __init__(self, lasts_s: float, *, dead: bool = False) -> None:
-        self.lasts_s, self.dead = lasts_s, dead
+    def __init__(self, lasts_s: float, *, dead: bool = False, trains: bool = True) -> None:
+        self.lasts_s, self.dead, self.trains = lasts_s, dead, trains
         self.began_s = list[float]()
 
     async def score(self, tokens: npt.NDArray[Any]) -> ToldLogProbs | None:
@@ -46,7 +46,9 @@ async def talk_with(trainer: Trainer) -> AsyncIterator[Conversation]:
         internet.open_network(asked) as server,
         internet.open_network(identity_of(1, "asker").peer_id) as client,
     ):
-        await ExpertService(server, GROUP, {}, trainer.score, 8, 256).start()
+        await ExpertService(
+            server, GROUP, {}, trainer.score, 8, 256, lambda: trainer.trains
+        ).start()
         await client.connect(asked, server.addresses)
         async with await ask_expert(client, asked) as talk:
             yield talk
@@ -62,6 +64,17 @@ async def test_texts_take_a_small_part_of_the_trainers_time(
             assert (told.stamp, told.step, told.loss) == ("cd" * 16, 7, 1.5)
     apart_s = [after - before for before, after in pairwise(trainer.began_s)]
     assert apart_s == pytest.approx([0.1 + 0.1 / MAX_VALIDATION_SHARE] * 3)
+
+
+async def test_once_the_run_is_over_texts_take_the_time_that_they_need(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    trainer = Trainer(5.0, trains=False)
+    async with talk_with(trainer) as talk:
+        for _ in range(3):
+            await score_of(talk, GROUP, TEXT)
+    apart_s = [after - before for before, after in pairwise(trainer.began_s)]
+    assert apart_s == pytest.approx([5.0, 5.0], abs=0.1)
 
 
 async def test_who_would_wait_long_is_refused(autojump_clock: trio.testing.MockClock) -> None:
