@@ -35,6 +35,8 @@ STATUS_TYPES = {
     "metrics": str,
     "part": str,
     "expert": type(None),
+    "experts": list,
+    "matrix": type(None),
     "microbatches": dict,
     "pipeline": type(None),
     "amendments": list,
