@@ -225,18 +225,6 @@ def test_how_far_the_run_is() -> None:
     assert found["loco_run_left_seconds",] == 372
 
 
-def test_losses_of_experts_have_a_series_for_each_domain() -> None:
-    found = samples(Metrics(full, version="1"))
-    losses = {name[1:]: value for name, value in found.items() if name[0] == "loco_expert_loss"}
-    assert losses == {
-        ("domain=general", "expert=general"): 1.5,
-        ("domain=code", "expert=general"): 2.0,
-        ("domain=code", "expert=code"): 1.25,
-        ("domain=general", "expert=ensemble"): 1.5,
-    }
-    assert found["loco_expert_gain", "expert=code"] == 2e-15
-
-
 def test_numbers_are_read_at_each_scrape() -> None:
     now = [nothing()]
     metrics = Metrics(lambda: now[0], version="1.2.3")
