@@ -10,6 +10,8 @@ ROOT = Path(__file__).resolve().parents[1]
 BOARDS = sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))
 OF_STAGES = "loco-pipeline"
 """The dashboard that a run without stages leaves empty."""
+OF_EXPERTS = "loco_expert_"
+"""The metrics that a run without experts does not have."""
 _ROW = re.compile(r"^\| `(loco_\w+)` \| (\w+) \|([^|]*)\|", re.MULTILINE)
 _SUFFIX = re.compile(r"_(bucket|sum|count)$")
 

@@ -121,9 +121,13 @@ async def _drain(process: trio.Process) -> None:
         pass
 
 
-async def empty_panels(prometheus: Prometheus, without: str = "nothing") -> list[str]:
-    """Queries of the dashboards that return nothing yet, but for those of this dashboard."""
-    asked = [query for query in queries() if query.board != without]
+async def empty_panels(prometheus: Prometheus, *without: str) -> list[str]:
+    """Queries of the dashboards that return nothing yet, but for dashboards and metrics `without`.
+
+    A metric is told by how its name begins.
+    """
+    left_out = {q for q in queries() for each in without if q.board == each or each in q.runnable()}
+    asked = [query for query in queries() if query not in left_out]
     return [
         f"{query.board}: {query.panel}: {query.runnable()}"
         for query in asked

@@ -4,7 +4,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import trio
-from dashboard import OF_STAGES
+from dashboard import OF_EXPERTS, OF_STAGES
 from prometheus import empty_panels, needs_prometheus, running_prometheus
 from swarm import POLL_S, START_S
 
@@ -17,7 +17,7 @@ async def test_every_query_returns_data_from_a_live_swarm_and_no_alert_is_near(s
     missing = alerts = ["nothing was asked yet"]
     async with running_prometheus(tmp_path, targets) as prometheus:
         with trio.move_on_after(START_S):
-            while missing := await empty_panels(prometheus, OF_STAGES):
+            while missing := await empty_panels(prometheus, OF_STAGES, OF_EXPERTS):
                 await trio.sleep(POLL_S)
             while alerts := await prometheus.alerts():
                 await trio.sleep(POLL_S)
