@@ -15,24 +15,24 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 
 @pytest.fixture
-def swarm(tmp_path: Path) -> Iterator[Swarm]:
+def own(tmp_path: Path) -> Iterator[Swarm]:
     """One of short rounds: two processes of a tiny model are slower than one."""
-    with open_swarm(tmp_path, RUN_SPEC.replace(f"= {INNER_STEPS}", "= 20")) as swarm:
-        swarm.found()
-        yield swarm
+    with open_swarm(tmp_path, RUN_SPEC.replace(f"= {INNER_STEPS}", "= 20")) as own:
+        own.found()
+        yield own
 
 
-def launch(swarm: Swarm, via: Peer) -> Peer:
-    return swarm.launch("box", "join", "--bootstrap", via.address, "--gpus", "2")
+def launch(own: Swarm, via: Peer) -> Peer:
+    return own.launch("box", "join", "--bootstrap", via.address, "--gpus", "2")
 
 
 def all_gone(processes: list[psutil.Process]) -> bool:
     return not any(process.is_running() for process in processes)
 
 
-def test_a_peer_of_two_processes_averages_and_dies_as_one(swarm: Swarm) -> None:
-    founder = swarm.founder
-    box = launch(swarm, founder)
+def test_a_peer_of_two_processes_averages_and_dies_as_one(own: Swarm) -> None:
+    founder = own.founder
+    box = launch(own, founder)
     started = box.wait_event(EventName.TRAINER_STARTED, START_S)
     assert (started["ranks"], box.status()["ranks"]) == (2, 2)
     all_averaging([founder, box], 2)

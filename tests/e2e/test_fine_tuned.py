@@ -82,16 +82,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def swarm(tmp_path: Path):
+def own(tmp_path: Path):
     with open_swarm(tmp_path) as opened:
         yield opened
 
 
-def new(swarm: Swarm, folder: Path, preset: str, model: Path, data: str, **changes: str) -> Path:
+def new(own: Swarm, folder: Path, preset: str, model: Path, data: str, **changes: str) -> Path:
     """As `new` writes it, and people shorten it."""
     path = folder / f"{preset}.toml"
     options = ("--preset", preset, "--model", str(model), "--data", data)
-    done = swarm.loco("new", str(path), *options, timeout_s=START_S)
+    done = own.loco("new", str(path), *options, timeout_s=START_S)
     assert done.returncode == ExitCode.OK, done.stderr
     text = path.read_text()
     for key, value in (SHORT | {key.replace("__", "."): v for key, v in changes.items()}).items():
@@ -109,27 +109,28 @@ def answer_of(folder: Path) -> str:
     return str(last["content"])
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_tuned_whole_and_then_by_adapters(
-    swarm: Swarm, checkpoint: Path, tmp_path: Path
+    own: Swarm, checkpoint: Path, tmp_path: Path
 ) -> None:
     whole, adapted = tmp_path / "whole", tmp_path / "adapted"
     rates = {"optimizer__learning_rate": "1e-2", "training__total_steps": "60"}
-    sft = new(swarm, tmp_path, "sft", checkpoint, chats(tmp_path / "yes", "Yes."), **rates)
+    sft = new(own, tmp_path, "sft", checkpoint, chats(tmp_path / "yes", "Yes."), **rates)
     done = ("--exit-when-done", "--export-when-done", str(whole))
-    alone = swarm.launch("alone", "start", str(sft), *done)
+    alone = own.launch("alone", "start", str(sft), *done)
     assert alone.wait_exit(2 * START_S) == ExitCode.OK
     assert answer_of(whole) == "Yes."
     tuned = AutoModelForCausalLM.from_pretrained(whole).state_dict()
 
     rates["training__total_steps"] = "100000"
-    lora = new(swarm, tmp_path, "lora", whole, chats(tmp_path / "no", "No."), **rates)
-    founder = swarm.launch("founder", "start", str(lora))
+    lora = new(own, tmp_path, "lora", whole, chats(tmp_path / "no", "No."), **rates)
+    founder = own.launch("founder", "start", str(lora))
     founder.wait_event(EventName.ROUND_OPENED, START_S, round=1)
-    joiner = swarm.join(founder)
+    joiner = own.join(founder)
     joiner.wait_averaging(timeout_s=2 * START_S)
     joiner.wait_event(EventName.ROUND_OPENED, 2 * START_S, round=6)
     home = ("--home", str(joiner.home.root))
-    exported = swarm.loco("export", "--hf", str(adapted), *home, timeout_s=START_S)
+    exported = own.loco("export", "--hf", str(adapted), *home, timeout_s=START_S)
     assert exported.returncode == ExitCode.OK, exported.stderr
     assert answer_of(adapted) == "No."
     merged = AutoModelForCausalLM.from_pretrained(adapted).state_dict()
@@ -138,10 +139,8 @@ def test_a_checkpoint_is_tuned_whole_and_then_by_adapters(
     assert json.loads((adapted / "adapter" / "adapter_config.json").read_text())["r"] == 16
 
 
-def test_a_set_without_answers_ends_the_start(
-    swarm: Swarm, checkpoint: Path, tmp_path: Path
-) -> None:
-    spec = new(swarm, tmp_path, "sft", checkpoint, chats(tmp_path / "none", None))
-    peer = swarm.launch("alone", "start", str(spec))
+def test_a_set_without_answers_ends_the_start(own: Swarm, checkpoint: Path, tmp_path: Path) -> None:
+    spec = new(own, tmp_path, "sft", checkpoint, chats(tmp_path / "none", None))
+    peer = own.launch("alone", "start", str(spec))
     assert peer.wait_exit(START_S) == ExitCode.USAGE
     assert "a.jsonl, line 1: column 'messages' is not a list of messages" in peer.stderr
