@@ -151,7 +151,7 @@ MAX_SNAPSHOT_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES
 
 # --- experts --------------------------------------------------------------------------------------
 MAX_LOG_PROBS_BYTES: Final = 128 * 1024
-"""What an expert says of a domain: fp16 of 64 blocks of 1,024 tokens. Also the tokens of a text."""
+"""A claim on a domain: fp16 of 64 blocks of 1,024 tokens. Also the tokens of a text."""
 
 # --- content: run spec, blobs, states, corpora ----------------------------------------------------
 MAX_PARTS_PER_REQUEST: Final = 16

@@ -38,7 +38,7 @@ BEST: Final = "best expert"
 
 @dataclass(slots=True)
 class ExpertSaid:
-    """What a peer of an expert has said.
+    """The answer of a peer of an expert.
 
     Attributes:
         claims: log-probabilities by domain; stamps of the weights beside them.
@@ -57,7 +57,7 @@ class ExpertSaid:
 
 @dataclass(frozen=True, slots=True)
 class DomainSaid:
-    """What experts and rules give on one domain; `alone` by the expert's name."""
+    """Losses of experts and rules on one domain; `alone` by the expert's name."""
 
     name: str
     tokens: int
@@ -102,7 +102,7 @@ def answering(spec: RunSpec, said: Sequence[ExpertSaid]) -> list[ExpertSaid]:
 
 
 def domains_of(spec: RunSpec, said: Sequence[ExpertSaid]) -> Iterator[DomainSaid]:
-    """What the experts that answer give on each domain, alone and together."""
+    """Losses of the experts that answer on each domain, alone and together."""
     context, rules = spec.model.context_length, rules_of(own_rule(spec))
     for number, domain in enumerate(spec.experts):
         alone = {e.name: e.claims[number] for e in said if number in e.claims}

@@ -1,4 +1,4 @@
-"""What experts claim, checked: a block of each domain is computed with the weights of a peer."""
+"""Claims of experts, checked: a block of each domain is computed with the weights of a peer."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -63,7 +63,7 @@ def verdict_on(
 
 
 def weights_on_blocks(home: Home, run: RunSpec, number: int, slow_P: Float32Vector) -> ComputeBlock:
-    """What an expert's weights say of a block of a domain that nobody can foresee."""
+    """Computes, with an expert's weights, a block of a domain that nobody can foresee."""
     models, drawn = run.models, np.random.default_rng()
     model: FlatModel | None = None
 

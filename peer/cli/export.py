@@ -121,7 +121,7 @@ def export_state(
 
 
 def fetched(home: Home, part: str, layout: Layout) -> dict[str, Any]:
-    """What the daemon says of a part's weights that it has fetched; for their `path`, `taken`."""
+    """The daemon's word of a part's weights that it has fetched; for their `path`, `taken`."""
     wanted = {"part": part, "padded_parameters": layout.padded_parameters}
     return told(home, "fetch_part", STATE_TIMEOUT_S, **wanted)
 

@@ -283,7 +283,7 @@ class ContentService:
 
     # --- the state --------------------------------------------------------------------------------
     async def _asked_source(self, group: str) -> tuple[WrittenState, KeptStates]:
-        """What is served, and its files. Raises Refused: that is not what was asked for."""
+        """The state of a group, and its files. Raises Refused: there is none of it here."""
         source = self.source
         if (source is None or group != source.group) and (other := await self.other(group)):
             files = self._others.get(group) or KeptStates(self.state_dir / group, self.work)

@@ -127,6 +127,14 @@ def seal_state(path: Path, scalars: StateScalars) -> StateManifest:
     return StateManifest(tuple(digests), scalars)
 
 
+def write_state(
+    path: Path, scalars: StateScalars, phi_P: Float32Vector, delta_P: Float32Vector
+) -> StateManifest:
+    """Write a state whose vectors, fp32 [P], lie still. Raises as `copy_state`."""
+    copy_state(path, scalars, phi_P, delta_P)
+    return seal_state(path, scalars)
+
+
 def _partial(path: Path) -> Path:
     return path.with_suffix(_PARTIAL_SUFFIX)
 

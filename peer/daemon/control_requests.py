@@ -116,7 +116,7 @@ class ControlRequests:
         return {"path": str(path), "round": told.round, "tokens": told.tokens}
 
     async def score_text(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """What experts, named by their parts, say of each token of a text but the first."""
+        """Log-probabilities of a text's tokens but the first, by experts, named by their parts."""
         parts, tokens = self._peer.parts, np.array(wanted["tokens"], np.uint32)
         scores = await scores_of(parts, self._held(), wanted["parts"], tokens, self._peer.score)
         told = {part: each.tolist() for part, each in scores.items() if not isinstance(each, str)}
@@ -147,7 +147,7 @@ class ControlRequests:
         return {"path": str(path), "step": state.step}
 
     async def expert_claims(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """What a peer of an expert says of all domains. Raises LocoError."""
+        """Claims of a peer of an expert on all domains. Raises LocoError."""
         return await expert_claims(self._peer.parts, self._peer.domains, wanted["expert"])
 
     async def keep_together(self, wanted: dict[str, Any]) -> dict[str, Any]:

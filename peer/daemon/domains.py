@@ -11,7 +11,6 @@ never hold up a start: they are fetched while the run is trained.
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
 
 import trio
 
@@ -107,9 +106,6 @@ async def described_corpus(
     return kept
 
 
-RETRY_S: Final = DOUBT_PAUSE_S
-
-
 class Domains:
     """Each expert's corpus, as far as this machine has it.
 
@@ -157,7 +153,7 @@ class Domains:
                             EventName.DOMAIN_MISSING, expert=expert, detail=str(error)
                         )
             if self._missing():
-                await trio.sleep(RETRY_S)
+                await trio.sleep(DOUBT_PAUSE_S)
 
     async def _fetch(self, number: int, source: BlobSource) -> None:
         digest, cache_dir = self._digests[number], self._cache_dir

@@ -1,4 +1,4 @@
-"""What `loco-peer eval` asks of the daemon: claims of one peer of each expert on all domains."""
+"""Claims of one peer of each expert on all domains, for `loco-peer eval`."""
 
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,13 +20,13 @@ from protocol.run.layout import part_of_expert
 from .ports import Ports
 
 Claims = Mapping[int, ToldLogProbs]
-"""What a peer says of each domain, by its number."""
+"""Claims of a peer, by the number of the domain."""
 
 
 async def expert_claims(
     ports: Ports, domains: MeasuredDomains | None, number: int
 ) -> dict[str, Any]:
-    """What an expert says of all domains that are here, as the first of its peers tells that can.
+    """Claims on all domains that are here, of the first peer of an expert that can tell.
 
     Raises NotNow: we do not train yet. LocoError: no peer of the expert told anything; why.
     """

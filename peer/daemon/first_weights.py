@@ -13,7 +13,7 @@ import numpy as np
 
 from peer.content.fetching import ExpectedState, Fetcher, whole_state
 from peer.content.service import WrittenState
-from peer.content.state_file import StateManifest, copy_state, seal_state
+from peer.content.state_file import StateManifest, write_state
 from peer.observe.event_names import EventName
 from peer.runtime import Work
 from protocol.content.samples import Float32Vector
@@ -77,8 +77,8 @@ class FirstWeights:
             tokens=0,
             gradient_norm=0.0,
         )
-        await self.work.run(copy_state, path, scalars, slow_P, np.zeros_like(slow_P))
-        return path, await self.work.run(seal_state, path, scalars)
+        momentum_P = np.zeros_like(slow_P)
+        return path, await self.work.run(write_state, path, scalars, slow_P, momentum_P)
 
 
 class FromFounder:

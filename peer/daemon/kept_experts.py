@@ -11,7 +11,7 @@ import numpy as np
 import trio
 
 from peer.content.service import WrittenState
-from peer.content.state_file import StateManifest, copy_state, seal_state
+from peer.content.state_file import StateManifest, write_state
 from peer.facts import Facts
 from peer.runtime import Work
 from peer.state.checkpoints import Checkpoint, CheckpointStore
@@ -55,8 +55,7 @@ class KeptExpert:
             tokens=manifest.tokens,
             gradient_norm=0.0,
         )
-        copy_state(path, scalars, *self._vectors())
-        return path, seal_state(path, scalars)
+        return path, write_state(path, scalars, *self._vectors())
 
     def _vectors(self) -> tuple[Float32Vector, Float32Vector]:
         """Raises OSError."""

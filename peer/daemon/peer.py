@@ -79,7 +79,7 @@ class Peer:
 
     @property
     def score(self) -> Score | None:
-        """What our expert says of a text; None before there are weights, or without experts."""
+        """Scores a text by our expert; None before there are weights, or without experts."""
         return None if self._training is None else self._training.score
 
     @property

@@ -228,7 +228,7 @@ class FreshOrFetched:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Kept:
+class _LeftBehind:
     """A state of an expert that nobody trains, which a peer has kept."""
 
     remote: PeerId
@@ -241,15 +241,15 @@ class _Kept:
         return FirstState(state.round, state.step, epoch, position)
 
 
-async def _kept_state(arrival: Arrival) -> _Kept | None:
+async def _kept_state(arrival: Arrival) -> _LeftBehind | None:
     """From any peer that has one; each is asked once."""
     spec, held = arrival.spec, arrival.held
     slow_P, momentum_P = np.zeros((2, arrival.slow_P.size), np.float32)
     expected = ExpectedState(held.group.digest, 1, spec.longest_steps, held.shape.layout_digest)
 
-    async def ask(fetcher: Fetcher) -> _Kept:
+    async def ask(fetcher: Fetcher) -> _LeftBehind:
         state = await whole_state(fetcher, expected, slow_P, momentum_P)
-        return _Kept(fetcher.remote_peer_id, (slow_P, momentum_P), state)
+        return _LeftBehind(fetcher.remote_peer_id, (slow_P, momentum_P), state)
 
     with trio.move_on_after(FETCH_WEIGHTS_S), suppress(NobodyHelped, Refused):
         return await arrival.sources.fetch(ask, arrival.ports.roster, patience_s=0.0)
@@ -506,7 +506,7 @@ class Provision(Protocol):
 
 
 def free_room(config: PeerConfig, root: Path) -> FreeRoom:
-    """What is free for a run on this machine, whose home is at `root`."""
+    """Disk and memory that are free on this machine, whose home is at `root`."""
     device = choose_device(config.device or "auto")
     gpu = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
     return FreeRoom(free_bytes(root), psutil.virtual_memory().available, gpu)

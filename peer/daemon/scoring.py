@@ -26,7 +26,7 @@ ASKED_OF_EXPERT: Final = 3
 async def scores_of(
     ports: Ports, held: HeldPart, parts: Sequence[str], tokens: npt.NDArray[Any], own: Score | None
 ) -> dict[str, npt.NDArray[Any] | str]:
-    """What each part says of the tokens but the first; or why nobody says it."""
+    """Log-probabilities of the tokens but the first, by each part; or why nobody tells them."""
     found = dict[str, npt.NDArray[Any] | str]()
 
     async def ask(part: str) -> None:

@@ -32,7 +32,7 @@ SCORED_S: Final = 120.0
 TOKEN: Final = np.dtype("<u4")
 
 Score = Callable[[npt.NDArray[Any]], Awaitable[ToldLogProbs | None]]
-"""What our weights say of a text; None where no trainer can tell now."""
+"""Scores a text by our weights; None where no trainer can tell now."""
 
 
 # --- answers --------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class ExpertService:
 
 # --- questions ------------------------------------------------------------------------------------
 async def log_probs_of(talk: Conversation, group: str, blocks: str, count: int) -> ToldLogProbs:
-    """What a peer's weights say of held-out blocks that are `count` claims.
+    """The claim of a peer on held-out blocks that are `count` values.
 
     Raises StreamLost, Refused, RemoteProtocolError.
     """
@@ -143,7 +143,7 @@ async def log_probs_of(talk: Conversation, group: str, blocks: str, count: int) 
 
 
 async def score_of(talk: Conversation, group: str, tokens: npt.NDArray[Any]) -> ToldLogProbs:
-    """What a peer's weights say of a text: of each of its tokens but the first.
+    """Log-probabilities, by a peer's weights, of each token of a text but the first.
 
     Raises StreamLost, Refused, RemoteProtocolError.
     """

@@ -25,7 +25,7 @@ class ExpertBoard:
         self._curves = dict[str, LossCurve]()
 
     def look(self, facts: Facts, alive: Sequence[Member]) -> dict[str, Any] | None:
-        """What is known now (docs/experts.md); None where the run has no experts."""
+        """The losses that are known now (docs/experts.md); None where the run has no experts."""
         spec = facts.several
         if spec is None:
             return None

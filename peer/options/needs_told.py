@@ -63,7 +63,7 @@ def check_agreed(config: PeerConfig, spec: RunSpec, free: FreeRoom, *, expert: s
 
 
 def misfit(config: PeerConfig, spec: RunSpec, free: FreeRoom) -> str:
-    """What this machine lacks for a run, or its user has not agreed to; empty where it fits.
+    """The lack of this machine for a run, or of its user's consent; empty where it fits.
 
     Raises InvalidRunSpec, where the run spec does not say what it takes.
     """

@@ -108,12 +108,12 @@ class ExpertEnsemble:
 
     @torch.no_grad()
     def log_probs(self, tokens: Sequence[int]) -> torch.Tensor:
-        """What each expert says of each token after the first: [experts, tokens - 1]."""
+        """Log-probabilities of each token after the first: [experts, tokens - 1]."""
         tokens_1T = torch.tensor([list(tokens)])
         return torch.cat([true_log_probs(model, tokens_1T) for model in self.models])
 
     def together(self, log_probs: torch.Tensor) -> torch.Tensor:
-        """What the ensemble says of each token, by what each of its experts said of it."""
+        """Log-probabilities of the ensemble, by those of each of its experts."""
         weights, said = self.even(), []
         for now in log_probs.unbind(1):
             said.append((self.best(weights) + now).logsumexp(0))
@@ -181,7 +181,7 @@ class ExpertEnsemble:
 
 @torch.no_grad()
 def true_log_probs(model: Any, tokens_BT: torch.Tensor) -> torch.Tensor:
-    """What a model says of each token after the first of each block: [B, T - 1], float64."""
+    """Log-probabilities of each token after the first of each block: [B, T - 1], float64."""
     logits: torch.Tensor = model(tokens_BT[:, :-1], use_cache=False).logits.double()
     return logits.log_softmax(-1).gather(-1, tokens_BT[:, 1:, None]).squeeze(-1)
 

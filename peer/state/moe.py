@@ -192,7 +192,7 @@ def _gates(mixture: Any, domains: Sequence[Domain]) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def _inputs_of_experts(mixture: Any) -> Iterator[dict[int, torch.Tensor]]:
-    """What each block's experts read, by layer, while texts run through the model."""
+    """Inputs of each block's experts, by layer, while texts run through the model."""
     seen = dict[int, torch.Tensor]()
 
     def note(layer: int) -> Any:

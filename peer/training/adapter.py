@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # to import it takes seconds
     from peft import LoraConfig
 
 _OURS: Final = ".default"
-"""What peft puts into the names of parameters: several adapters can lie in one module."""
+"""Stands in peft's names of parameters: several adapters can lie in one module."""
 
 
 def adapted(module: nn.Module, spec: RunSpec) -> nn.Module:

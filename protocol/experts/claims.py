@@ -1,4 +1,4 @@
-"""What an expert claims of texts: how log-probabilities travel, and what no honest one would claim.
+"""Claims of experts on texts: how log-probabilities travel, and what no honest one would claim.
 
 A claim is of the first blocks that fit into MAX_LOG_PROBS_BYTES as fp16. It travels as fp32 where
 that fits, too, so that an ensemble's loss is the same wherever it is computed; as fp16 else, whose

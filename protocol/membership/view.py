@@ -76,7 +76,7 @@ class Progress:
     group: str | None = None
     validation_loss: float | None = None
     losses: Mapping[int, float] = field(default_factory=dict)
-    """What an expert loses on each domain, by its number."""
+    """An expert's loss on each domain, by its number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,7 +250,7 @@ class _Mixture(DecoderConfig):
         return min(self.experts, self.num_experts_per_tok)
 
 
-class _Llama(DecoderConfig):
+class _LlamaConfig(DecoderConfig):
     architecture = "LlamaForCausalLM"
     fixed = MappingProxyType({"pretraining_tp": 1})
     has_stages = True
@@ -420,7 +420,7 @@ class _Olmoe(_WithWideNorms, _Mixture):
 
 
 FAMILIES: Final[Mapping[str, type[DecoderConfig]]] = {
-    "llama": _Llama,
+    "llama": _LlamaConfig,
     "qwen2": _Qwen2,
     "qwen3": _Qwen3,
     "mistral": _Mistral,

@@ -10,7 +10,7 @@ from .fields import Count, Digest, Message
 
 
 class GetLogProbs(Message, frozen=True, tag="get_log_probs"):
-    """What do your weights say of these held-out blocks? The newest that was measured is given.
+    """Asks for the claim on these held-out blocks. The newest that was measured is given.
 
     Attributes:
         group: whose weights are asked about.
@@ -22,7 +22,7 @@ class GetLogProbs(Message, frozen=True, tag="get_log_probs"):
 
 
 class ScoreText(Message, frozen=True, tag="score_text"):
-    """What do your weights say of the text whose tokens follow, uint32?"""
+    """Asks for the log-probabilities of the text whose tokens follow, uint32."""
 
     max_payload_bytes = MAX_LOG_PROBS_BYTES
 

@@ -6,7 +6,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from peer.content.state_file import StateManifest, copy_state, seal_state
 from peer.state.checkpoints import (
     TRAINER_FILE,
     Checkpoint,
@@ -15,8 +14,6 @@ from peer.state.checkpoints import (
     write_outer,
 )
 from peer.training.tensor_file import write_tensors
-from protocol.content.samples import Float32Vector
-from protocol.wire.content_messages import StateScalars
 
 P: Final = 64
 MANIFEST: Final = Manifest(
@@ -50,11 +47,3 @@ def write(store: CheckpointStore, value: float = 1.0, **said: Any) -> Checkpoint
     write_outer(folder, *vectors(value, size))
     write_tensors(folder / TRAINER_FILE, {"fast": torch.full((size,), value)}, {})
     return store.seal(folder, manifest) or Checkpoint(Path("too many"), MANIFEST)
-
-
-def write_state_file(
-    path: Path, scalars: StateScalars, phi_P: Float32Vector, delta_P: Float32Vector
-) -> StateManifest:
-    """A state of these vectors, fp32 [P]."""
-    copy_state(path, scalars, phi_P, delta_P)
-    return seal_state(path, scalars)

@@ -35,7 +35,9 @@ def start_followers(
     ended = threading.Lock()
     for rank in range(1, len(settings.devices)):
         process, line = _start(replace(settings, rank=rank), store_fd)
-        watch = _Watch(f"rank {rank} of {len(settings.devices)}", process, line, report, ended)
+        watch = _FollowerWatch(
+            f"rank {rank} of {len(settings.devices)}", process, line, report, ended
+        )
         threading.Thread(target=watch.run, name=f"rank {rank}", daemon=True).start()
 
 
@@ -56,7 +58,7 @@ def _start(
     return process, ours
 
 
-class _Watch:
+class _FollowerWatch:
     """Waits for the end of a follower, in a thread of its own."""
 
     def __init__(

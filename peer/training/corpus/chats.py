@@ -103,7 +103,7 @@ def template_fault(jinja: str) -> str | None:
 
 
 def end_of_answer(jinja: str) -> str:
-    """What a template writes after an answer, such as `<|im_end|>`."""
+    """The text that a template writes after an answer, such as `<|im_end|>`."""
     *_, (text, _) = ChatTemplate(jinja).passages(TRIED)
     return text.removeprefix(TRIED[-1]["content"]).strip()
 

@@ -3,7 +3,7 @@
 Theory (arXiv 1910.02054). Each rank has all weights and all gradients, and the optimizer's moments
 of its own span of the flat vector alone. A step:
 
-    backward on the rank's own sequences        each weighed by 1 / B, so shares may be unequal
+    backward on the rank's own sequences        weighed by targets, so shares may be unequal
     reduce                                      the sum of a span's gradients goes to its rank
     clip                                        by the norm of all spans
     optimizer on the own span
@@ -11,7 +11,7 @@ of its own span of the flat vector alone. A step:
 
 Rank 0 is the process that the daemon has started. It alone has the round machine, the slow weights
 and the codes, so the daemon, and all other peers, see one trainer and one vector. The others obey:
-rank 0 broadcasts an `RankOrder` before all that ranks do together, so all call the same collectives
+rank 0 broadcasts a `RankOrder` before all that ranks do together, so all call the same collectives
 between the same two steps. When something else has moved rank 0's weights (`Load`, a merge) they go
 to all with the next step (`FlatModel.moved`).
 
@@ -193,6 +193,6 @@ def _noticed() -> Iterator[None]:
 
 
 def parts_of(leaf: slice, spans: Sequence[slice]) -> list[slice]:
-    """What each rank has of a part of the flat vector, as places in that part."""
+    """Each rank's share of a part of the flat vector, as places in that part."""
     both = (shared_part(leaf, span) for span in spans)
     return [slice(part.start - leaf.start, part.stop - leaf.start) for part in both]

@@ -45,6 +45,6 @@ def _work(entry: LayoutEntry, muon: Collection[int]) -> int:
 
 
 def shared_part(one: slice, other: slice) -> slice:
-    """What two slices have in common; an empty slice where that is nothing."""
+    """The intersection of two slices; an empty slice where that is nothing."""
     start = max(one.start, other.start)
     return slice(start, max(start, min(one.stop, other.stop)))

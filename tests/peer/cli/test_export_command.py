@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import trio
-from checkpoint_worlds import write, write_state_file
+from checkpoint_worlds import write
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner, Result
@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 from peer.cli import export
 from peer.cli.app import app
 from peer.cli.export import ExportFailed, export_state
+from peer.content.state_file import write_state
 from peer.daemon.control_requests import ControlRequests
 from peer.daemon.run import export_finished
 from peer.observe.control import serve_control
@@ -59,7 +60,7 @@ def state(home: Home) -> Path:
     phi_P = np.arange(layout.padded_parameters, dtype=np.float32) / 1e6
     path = home.state_dir / "now.state"
     scalars = StateScalars("ab" * 16, 3, 180, layout.digest, 0, 0, 99, 0.5)
-    write_state_file(path, scalars, phi_P, np.full_like(phi_P, 7.0))
+    write_state(path, scalars, phi_P, np.full_like(phi_P, 7.0))
     return path
 
 
@@ -114,7 +115,7 @@ def test_a_model_is_put_together_from_its_stages(
     ]
     state, other = home.state_dir / "now.state", home.state_dir / "stage-0.f32"
     scalars = StateScalars("ab" * 16, 3, 180, layouts[1].digest, 0, 0, 99, 0.5)
-    write_state_file(state, scalars, vectors[1], np.zeros_like(vectors[1]))
+    write_state(state, scalars, vectors[1], np.zeros_like(vectors[1]))
     vectors[0].tofile(other)
 
     def fetched(_home: Home, *request: object, **asked: object) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoint_worlds import write, write_state_file
+from checkpoint_worlds import write
 from ensemble_worlds import export_of, flat_model, run_with
 from test_export_command import home_of
 from transformers import AutoModelForCausalLM, MixtralForCausalLM
@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from peer.cli import client
 from peer.cli.app import app
+from peer.content.state_file import write_state
 from peer.observe.control import ControlFailed
 from peer.options.exit_codes import ExitCode
 from peer.state.checkpoints import CheckpointStore
@@ -62,7 +63,7 @@ class World:
         if request == "write_state":
             path, theta_P = self.home.state_dir / "now.state", self._weights(OWN)
             scalars = StateScalars("ab" * 16, 3, 180, self.models[OWN].layout.digest, 0, 0, 99, 0.5)
-            write_state_file(path, scalars, theta_P, np.zeros_like(theta_P))
+            write_state(path, scalars, theta_P, np.zeros_like(theta_P))
             return {"path": str(path), "part": part_of_expert(OWN), "round": 3, "tokens": 99}
         assert request == "fetch_part"
         number = int(wanted["part"][-1])

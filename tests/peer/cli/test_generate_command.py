@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoint_worlds import write_state_file
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from transformers import AutoTokenizer, LlamaForCausalLM
 from typer.testing import CliRunner, Result
@@ -15,6 +14,7 @@ from typer.testing import CliRunner, Result
 from peer.cli import client
 from peer.cli.app import app
 from peer.cli.generate import check_left_out
+from peer.content.state_file import write_state
 from peer.options.config import ConfigError
 from peer.options.exit_codes import ExitCode
 from peer.state.export import ExportedModel, Sampling, export_hugging_face
@@ -206,7 +206,7 @@ def test_a_running_peer_is_asked_for_the_stages_that_count(
             path, own = home.state_dir / "now.state", models[0]
             scalars = StateScalars("ab" * 16, 3, 180, own.layout.digest, 0, 0, 99, 0.5)
             theta_P = own.theta_P.numpy() * LOUD
-            write_state_file(path, scalars, theta_P, np.zeros_like(theta_P))
+            write_state(path, scalars, theta_P, np.zeros_like(theta_P))
             return {"path": str(path), "part": "stage/0", "round": 3, "tokens": 99}
         path, stage = home.state_dir / "fetched.f32", int(arguments["part"][-1])
         (models[stage].theta_P.numpy() * LOUD).tofile(path)

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
-from checkpoint_worlds import write_state_file
 from safetensors.numpy import load_file
 from test_export_command import home_of
 
 from peer.cli import export as export_module
 from peer.cli.export import ExportFailed, Given, Loss, export_swarm, mean_of
+from peer.content import state_file
 from peer.observe.control import ControlFailed, Handler, serve_control
 from peer.state.home import Home
 from peer.training.corpus.folder import prepare_corpus
@@ -74,7 +74,7 @@ def daemon_of(home: Home) -> dict[str, Handler]:
         path, layout = home.state_dir / "now.state", layout_of(home)
         scalars = StateScalars("ab" * 16, 3, 180, layout.digest, 0, 0, 99, 0.5)
         slow_P = unit(home) * np.float32(VALUES[own])
-        write_state_file(path, scalars, slow_P, np.zeros_like(slow_P))
+        state_file.write_state(path, scalars, slow_P, np.zeros_like(slow_P))
         return {"path": str(path), "part": WHOLE_MODEL, "round": 3, "tokens": 99}
 
     async def fetch_weights(wanted: dict[str, Any]) -> dict[str, Any]:

@@ -8,11 +8,10 @@ from typing import Any
 import blake3
 import numpy as np
 import numpy.typing as npt
-from checkpoint_worlds import write_state_file
 
 from peer.content.fetching import fetch_from
 from peer.content.service import ContentService
-from peer.content.state_file import StateManifest
+from peer.content.state_file import StateManifest, write_state
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.runtime.work import SimulatedWork
 from peer.simulation.swarm import identity_of
@@ -51,7 +50,7 @@ class Source:
         self.writes += 1
         path = directory / f"{self.writes}.state"
         scalars = StateScalars(GROUP, self.round, self.written_step, "cd" * 16, 0, 77, 12, 0.5)
-        return path, write_state_file(path, scalars, self.phi_P, self.delta_P)
+        return path, write_state(path, scalars, self.phi_P, self.delta_P)
 
     async def sample(self, seed: bytes) -> bytes:
         return sample_of(self.phi_P, seed).tobytes()

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from checkpoint_worlds import write_state_file
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -20,6 +19,7 @@ from peer.content.state_file import (
     read_chunk,
     remove_state_files,
     state_bytes,
+    write_state,
 )
 from protocol.content.manifest import digest_of
 from protocol.errors import RemoteProtocolError
@@ -42,7 +42,7 @@ def _zeros(num_values: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StateManifest]:
     path = tmp_path_factory.mktemp("home") / "round-7.state"
-    return path, write_state_file(path, SCALARS, *_vectors())
+    return path, write_state(path, SCALARS, *_vectors())
 
 
 def _forged(
@@ -76,7 +76,7 @@ def test_zeros_take_no_room_on_the_disk(tmp_path: Path) -> None:
     num_values = 2 * STATE_CHUNK_BYTES
     phi_P, delta_P = np.ones(num_values, np.float32), np.zeros(num_values, np.float32)
     path = tmp_path / "a.state"
-    manifest = write_state_file(path, SCALARS, phi_P, delta_P)
+    manifest = write_state(path, SCALARS, phi_P, delta_P)
     chunks = list(StateMemory(phi_P, delta_P, SCALARS).chunks())
     assert [read_chunk(path, index) for index in range(len(chunks))] == chunks
     assert list(manifest.digests) == [digest_of(chunk) for chunk in chunks]
@@ -175,7 +175,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, vector = tmp_path / "a.state", np.zeros(128, np.float32)
-    write_state_file(path, SCALARS, vector, vector)
+    write_state(path, SCALARS, vector, vector)
     before = path.read_bytes()
 
     def full_disk(_: int) -> None:
@@ -183,7 +183,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
 
     monkeypatch.setattr("peer.content.state_file.os.fsync", full_disk)
     with pytest.raises(OSError, match="No space"):
-        write_state_file(path, SCALARS, vector + 1, vector)
+        write_state(path, SCALARS, vector + 1, vector)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -200,10 +200,10 @@ def test_old_files_and_leftovers_are_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("length", [127, 129])
 def test_vectors_that_do_not_belong_together_are_refused(tmp_path: Path, length: int) -> None:
     with pytest.raises(ValueError, match="one length"):
-        write_state_file(
+        write_state(
             tmp_path / "a.state", SCALARS, np.zeros(128, np.float32), np.zeros(length, np.float32)
         )
     with pytest.raises(ValueError, match="fp32"):
         doubles: Any = np.zeros(128)
-        write_state_file(tmp_path / "a.state", SCALARS, doubles, doubles)
+        write_state(tmp_path / "a.state", SCALARS, doubles, doubles)
     assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ from peer.daemon.kept_experts import KeptExpert
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
-from peer.simulation.swarm import open_swarm
+from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
 from protocol.content.samples import Float32Vector
 from protocol.errors import InvalidRunSpec
 from protocol.run.assignment import EMPTY_S
@@ -83,18 +83,24 @@ async def test_one_goes_over_to_an_expert_whose_last_peer_died_and_goes_on_when_
         assert expert_of(swarm["e"]) == kept, "a newcomer takes what nobody trains"
 
 
+async def trains_code_then_general(swarm: SimulatedSwarm) -> SimulatedPeer:
+    """One trains the generalist; the other has a checkpoint of the code's expert, and joins it."""
+    await start(swarm, "a", machine_of={"a": Machine(expert="general")})
+    await begin(swarm, "b")
+    await swarm.until(lambda: swarm["b"].facts.round >= 5)
+    swarm.kill("b")
+    await swarm.until(swarm["b"].ended.is_set)
+    swarm["b"].facts.expert = "general"
+    other = swarm.resume("b")
+    await swarm.until(other.ready.is_set)
+    return other
+
+
 @simulated()
 async def test_where_one_comes_back_to_an_expert_it_goes_on_from_its_checkpoint(tmp_path):
     spec = run_of({"general": 400, "code": 400})
     async with open_swarm(2, spec, tmp_path) as swarm:
-        await start(swarm, "a", machine_of={"a": Machine(expert="general")})
-        await begin(swarm, "b")
-        await swarm.until(lambda: swarm["b"].facts.round >= 5)
-        swarm.kill("b")
-        await swarm.until(swarm["b"].ended.is_set)
-        swarm["b"].facts.expert = "general"
-        other = swarm.resume("b")
-        await swarm.until(other.ready.is_set)
+        other = await trains_code_then_general(swarm)
         assert expert_of(other) == "general"
         assert other.events(EventName.STATE_RECEIVED)
         await swarm.until(other.ended.is_set)
@@ -152,14 +158,7 @@ async def test_a_newcomer_goes_on_from_what_another_peer_has_kept_if_it_is_any_g
 
     spec = run_of({"general": 400, "code": 400})
     async with open_swarm(2, spec, tmp_path) as swarm:
-        await start(swarm, "a", machine_of={"a": Machine(expert="general")})
-        await begin(swarm, "b")
-        await swarm.until(lambda: swarm["b"].facts.round >= 5)
-        swarm.kill("b")
-        await swarm.until(swarm["b"].ended.is_set)
-        swarm["b"].facts.expert = "general"
-        other = swarm.resume("b")
-        await swarm.until(other.ready.is_set)
+        other = await trains_code_then_general(swarm)
         if lies:
             monkeypatch.setattr(KeptExpert, "_vectors", random_values)
         await begin(swarm, "d")

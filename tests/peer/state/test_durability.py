@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoint_worlds import P, write, write_state_file
+from checkpoint_worlds import P, write
 
+from peer.content.state_file import write_state
 from peer.runtime.files import replace_file
 from peer.state.checkpoints import CheckpointStore
 from protocol.wire.content_messages import StateScalars
@@ -59,7 +60,7 @@ def test_a_file_of_the_home_outlives_the_power(disk: Disk, tmp_path: Path) -> No
 def test_a_state_outlives_the_power(disk: Disk, tmp_path: Path) -> None:
     vector = np.zeros(P, np.float32)
     scalars = StateScalars("ab" * 16, 3, 180, "layout", 0, 0, 99, 0.5)
-    write_state_file(tmp_path / "a.state", scalars, vector, vector)
+    write_state(tmp_path / "a.state", scalars, vector, vector)
     assert (disk.torn, disk.names_lost) == ([], set())
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoint_worlds import write_state_file
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from peer.content.state_file import write_state
 from peer.network.identity import load_or_create
 from peer.observe.events import LineFile
 from peer.runtime.work import RealEntropy
@@ -49,7 +49,7 @@ def fill(home: Home, texts: Path) -> None:
     data = DataSection(source=f"text:{texts}/*.txt", validation_blocks=2)
     prepare_corpus(SPEC.model_copy(update={"data": data}), home.cache_dir)
     values = np.zeros(128, np.float32)
-    write_state_file(
+    write_state(
         home.state_dir / "now", StateScalars("ab" * 16, 3, 9, "", 0, 0, 9, 0.5), values, values
     )
     store = CheckpointStore(home.checkpoints_dir, keep=1)
