@@ -80,7 +80,7 @@ def test_a_head_that_does_not_learn_gets_no_gradient():
     tokens = torch.arange(42).view(2, 21)
     spec = RunSpec(model=ModelSection(hidden_size=16, num_layers=1, num_heads=2))
     module, learning = (initial_module(spec, VOCABULARY) for _ in range(2))
-    dict(module.named_parameters())["lm_head.weight"].requires_grad_(False)
+    module.get_parameter("lm_head.weight").requires_grad_(False)
     frozen, whole = (FlatModel(each, torch.device("cpu")) for each in (module, learning))
     for model_ in (frozen, whole):
         model_.loss(tokens).backward()

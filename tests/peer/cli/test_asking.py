@@ -139,8 +139,7 @@ def test_leaving_off_leaves_nothing_behind(terminal, tmp_path: Path, key: str, c
     terminal.until("file [run.toml]: ")
     terminal.send("mine.toml\n")
     terminal.until("preset [demo]: ")
-    terminal.send(key)
-    assert terminal.code() == code
+    assert terminal.leave(key) == code
     assert "nothing was written" in terminal.shown
     assert "Traceback" not in terminal.shown
     assert list(tmp_path.iterdir()) == []
