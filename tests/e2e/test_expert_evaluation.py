@@ -57,25 +57,23 @@ def test_the_networks_losses_are_those_of_one_process_and_claims_can_be_checked(
     finished: Swarm,
 ) -> None:
     told = said_by(finished)
-    for peer in finished.members:
-        for option in ((), ("--check",)):
-            ran = finished.loco(
-                "eval", "--json", "--home", str(peer.home.root), *option, timeout_s=START_S
-            )
-            assert ran.returncode == 0, ran.stderr
-            tree = json.loads(ran.stdout)
-            assert [each["name"] for each in tree["experts"]] == list(LAYERS)
-            for number, domain in enumerate(tree["domains"]):
-                for expert, name in enumerate(LAYERS):
-                    ours = loss_of(told[expert, number])
-                    assert domain["alone"][name] == pytest.approx(ours, abs=1e-6)
-                for rule, combination in RULES.items():
-                    ours = loss_of(ensemble_log_probs(told[:, number], combination))
-                    assert domain["together"][rule] == pytest.approx(ours, abs=1e-6)
-                assert domain["best"] == list(LAYERS)[number]
-            for each in tree["experts"]:
-                is_own = each["peer"] == peer.peer_id
-                assert each["believed"] is (True if is_own or option else None), each["check"]
+    for peer, option in zip(finished.members, ((), ("--check",)), strict=True):
+        home = ("--home", str(peer.home.root))
+        ran = finished.loco("eval", "--json", *home, *option, timeout_s=START_S)
+        assert ran.returncode == 0, ran.stderr
+        tree = json.loads(ran.stdout)
+        assert [each["name"] for each in tree["experts"]] == list(LAYERS)
+        for number, domain in enumerate(tree["domains"]):
+            for expert, name in enumerate(LAYERS):
+                ours = loss_of(told[expert, number])
+                assert domain["alone"][name] == pytest.approx(ours, abs=1e-6)
+            for rule, combination in RULES.items():
+                ours = loss_of(ensemble_log_probs(told[:, number], combination))
+                assert domain["together"][rule] == pytest.approx(ours, abs=1e-6)
+            assert domain["best"] == list(LAYERS)[number]
+        for each in tree["experts"]:
+            is_own = each["peer"] == peer.peer_id
+            assert each["believed"] is (True if is_own or option else None), each["check"]
         experts = peer.status()["matrix"]
         assert experts["together"] == pytest.approx(
             [domain["together"]["the run's"] for domain in tree["domains"]]
