@@ -35,9 +35,8 @@ def wait_averages(peer: Peer, partners: Sequence[Peer]) -> None:
     before, ids = len(averages(peer)), {partner.peer_id for partner in partners}
 
     def more() -> bool:
-        return {
-            fragment for fragment, whose in averages(peer)[before:] if whose in ids
-        } == FRAGMENTS
+        found = averages(peer)[before:]
+        return {fragment for fragment, partner in found if partner in ids} == FRAGMENTS
 
     peer.wait_for("an average of each fragment", more, START_S)
 
