@@ -21,7 +21,7 @@ from protocol.schedule.rounds import LOST_LAG_ROUNDS
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 EVERY = ("--checkpoint-every", "2")
-END_ROUNDS = 16
+END_ROUNDS = 12
 """Of the lone peer that is compared: some seconds, so that it is killed before its end."""
 FIRST_LOSS = math.log(256)
 """Of weights that have learnt nothing, in nats per byte."""

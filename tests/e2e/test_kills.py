@@ -138,6 +138,7 @@ def has_ended(peer: Peer, other: Peer, since: int) -> bool:
     return bool(said_of(peer, other, since, *ends)) or gave_up_at_once(peer, other, since)
 
 
+@pytest.mark.alone
 def test_a_peer_killed_in_mid_exchange_costs_its_partner_one_round(swarm: Swarm) -> None:
     *others, victim = swarm.at_least(4)
     wait_seen_by(others, victim)
