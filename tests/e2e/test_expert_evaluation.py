@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from swarm import INNER_STEPS, START_S, Swarm, open_swarm
-from test_experts import LAYERS, join, spec_in
+from swarm import START_S, Swarm, open_swarm
+from test_experts import LAYERS, STEPS_A_ROUND, join, spec_in
 
 from peer.content.state_file import HEADER_BYTES
 from peer.observe.event_names import EventName
@@ -23,7 +23,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     """Two experts, each trained to its end by one peer."""
     folder = tmp_path_factory.mktemp("evaluated")
     spec = spec_in(folder).replace("total_steps = 1000000", "total_steps = 60")
-    spec = spec.replace(f"inner_steps = {INNER_STEPS}", "inner_steps = 10")
+    spec = spec.replace(f"inner_steps = {STEPS_A_ROUND}", "inner_steps = 10")
     with open_swarm(folder, spec) as swarm:
         swarm.found()
         join(swarm, swarm.founder, "code1")

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 import torch
-from swarm import RUN_SPEC, START_S, Peer, Swarm, open_swarm
+from swarm import INNER_STEPS, RUN_SPEC, START_S, Peer, Swarm, open_swarm
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from peer.observe.event_names import EventName
@@ -24,6 +24,7 @@ LINES: Final = {
     "code": "def f{0}(x): return x + {0}\n",
 }
 LINES_EACH: Final = 1500
+STEPS_A_ROUND: Final = 50
 EVERY: Final = ("--checkpoint-every", "2")
 STILL: Final = "warmup_steps", "learning_rate = 1e-9\nwarmup_steps"
 """No step moves a weight by more than rounding does."""
@@ -33,6 +34,7 @@ def spec_in(folder: Path, *, branch_round: int = 0) -> str:
     for name, line in LINES.items():
         (folder / f"{name}.txt").write_text("".join(map(line.format, range(LINES_EACH))))
     own = RUN_SPEC.replace("[data]", f'[data]\nsource = "text:{folder}/general.txt"')
+    own = own.replace(f"inner_steps = {INNER_STEPS}", f"inner_steps = {STEPS_A_ROUND}")
     return f"""{own}
 [ensemble]
 branch_round = {branch_round}
@@ -178,7 +180,7 @@ def _domains(peer: Peer) -> list[str]:
 
 def test_at_the_branch_one_of_two_goes_over_in_a_new_process(tmp_path: Path) -> None:
     one_size = f"model = {{ num_layers = {LAYERS['code']} }}\n"
-    spec = spec_in(tmp_path, branch_round=3).replace(one_size, "")
+    spec = spec_in(tmp_path, branch_round=9).replace(one_size, "")
     with open_swarm(tmp_path, spec) as swarm:
         founder = swarm.found(rounds_alone=0)
         home = ("--home", str(founder.home.root))

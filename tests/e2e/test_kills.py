@@ -182,6 +182,7 @@ def test_a_killed_trainer_is_restarted_from_the_outer_state(swarm: Swarm) -> Non
     *others, victim = swarm.at_least(3)
     restarts = victim.metric("loco_trainer_restarts_total", reason="died")
     unharmed = {peer: len(peer.events()) for peer in others}
+    victim.wait_event(EventName.VALIDATED)
     loss_before = victim.events(EventName.VALIDATED)[-1]["loss"]
     count = len(victim.events())
     opened = victim.wait_event(EventName.ROUND_OPENED, after=count)
