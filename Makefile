@@ -41,12 +41,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 	@echo "env: ready"
 
-# Whole swarms of real processes have the processors to themselves, for they wait for what users see
-# within bounds; all other tests share them.
+# Whole swarms of real processes wait for what users see, within bounds, and for each other: two at a
+# time. Those that compare times have the processors to themselves; all other tests share them.
 test: env  ## The tests, but for the long ones (PYTEST='-m long'); PYTEST='...' gives pytest options, and runs one by one
 ifeq ($(strip $(PYTEST)),)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --ignore=tests/e2e
-	@$(BIN)/python -m pytest --durations=12 tests/e2e
+	@$(BIN)/python -m pytest -n 2 --durations=12 -m "not long and not alone" tests/e2e
+	@$(BIN)/python -m pytest --durations=3 -m "alone and not long" tests/e2e
 else
 	@$(BIN)/python -m pytest $(PYTEST)
 endif

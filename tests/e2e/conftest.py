@@ -1,13 +1,15 @@
 """One swarm for all tests of this folder."""
 
 from collections.abc import Iterator
-from typing import Final
+from pathlib import PurePath
+from typing import Any, Final
 
 import pytest
 from swarm import NUM_ROUNDS_ALONE, Swarm, open_swarm
 
 BY_PEERS: Final = (
     "test_bad_input",
+    "test_other_versions",
     "test_good_day",
     "test_doctor_of_a_run",
     "test_rented",
@@ -32,16 +34,23 @@ def order_of(item: pytest.Item) -> int:
     return BY_PEERS.index(name) if name in BY_PEERS else len(BY_PEERS)
 
 
-def group_of(item: pytest.Item) -> str:
-    """What runs on one worker: all that use the swarm, or the tests of a file."""
-    return "swarm" if "swarm" in getattr(item, "fixturenames", ()) else item.path.stem
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order them, and keep together what shares peers."""
     items.sort(key=order_of)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group_of(item)))
+
+
+def together(nodeid: str) -> str:
+    """What one worker runs: all that use the swarm, or the tests of a file."""
+    name = PurePath(nodeid.partition("::")[0]).stem
+    return "swarm" if name in BY_PEERS else name
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = together
+    return scheduler
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ import tempfile
 import termios
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -222,6 +222,10 @@ class Peer:
         tree: dict[str, Any] = json.loads(line)
         return tree
 
+    @property
+    def has_been_ready(self) -> bool:
+        return bool(self._ready_line())
+
     def _ready_line(self) -> bytes:
         line, newline, _ = self._stdout.read_bytes().partition(b"\n")
         return line if newline else b""
@@ -335,6 +339,11 @@ def has_said(peer: Peer, name: EventName, times: int) -> bool:
     return len(peer.events(name)) >= times
 
 
+def sees_none(peer: Peer, peer_ids: Collection[str]) -> bool:
+    """Whether it has no link with any of them."""
+    return not peer_ids or all(told["peer_id"] not in peer_ids for told in peer.status()["peers"])
+
+
 def none_blamed(peers: Sequence[Peer]) -> None:
     """Assert that honest peers hold nothing against each other, whatever has happened to them."""
     for peer in peers:
@@ -417,15 +426,20 @@ class Swarm:
         return sorted(running, key=lambda peer: names.index(peer.name))
 
     def at_least(self, num_peers: int) -> list[Peer]:
-        """All peers, that many at least, averaging if they are several.
+        """All peers, that many at least, each of which has averaged if they are several.
 
-        New ones join through the youngest.
+        New ones join through the youngest. Those of earlier tests are forgotten.
         """
         via = self.members[-1] if self.members else self.found()
         while len(self.members) < num_peers:
             self.join(via)
         peers = self.members
-        all_averaging(peers if len(peers) > 1 else [])
+        gone = [peer for peer in self.started if not peer.running and peer.has_been_ready]
+        gone_ids = {peer.peer_id for peer in gone} - {peer.peer_id for peer in peers}
+        for peer in peers:
+            if len(peers) > 1:
+                peer.wait_event(EventName.ROUND_AVERAGED, START_S)
+            peer.wait_for("none that is gone", partial(sees_none, peer, gone_ids))
         return peers
 
     def loco(self, *arguments: str, timeout_s: float = WAIT_S) -> subprocess.CompletedProcess[str]:

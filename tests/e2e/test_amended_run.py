@@ -8,13 +8,16 @@ from peer.options.exit_codes import ExitCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
+STEPS_A_ROUND = 50
+SPEC = RUN_SPEC.replace(f"inner_steps = {INNER_STEPS}", f"inner_steps = {STEPS_A_ROUND}")
+
 
 def wait_finished(peer: Peer) -> None:
     peer.wait_for("the end", lambda: peer.status()["state"] == "finished", START_S)
 
 
 def test_both_peers_take_the_new_rate_and_end_at_the_new_end(tmp_path):
-    with open_swarm(tmp_path, RUN_SPEC) as swarm:
+    with open_swarm(tmp_path, SPEC) as swarm:
         founder = swarm.found()
         guest = swarm.join(founder, "guest")
         guest.wait_averaging()
@@ -28,8 +31,8 @@ def test_both_peers_take_the_new_rate_and_end_at_the_new_end(tmp_path):
         assert told.returncode == ExitCode.OK, told.stderr
         assert "optimizer.learning_rate: 0.003 -> 0.006" in told.stdout
 
-        total_steps = (founder.status()["step"] // INNER_STEPS + 5) * INNER_STEPS
-        changed.write_text(RUN_SPEC.replace("1000000", str(total_steps)))  # the rate stays
+        total_steps = (founder.status()["step"] // STEPS_A_ROUND + 15) * STEPS_A_ROUND
+        changed.write_text(SPEC.replace("1000000", str(total_steps)))  # the rate stays
         told = swarm.loco("amend", str(changed), "--home", homes[0])
         assert (told.returncode, told.stderr) == (ExitCode.OK, "")
         for peer, home in zip((founder, guest), homes, strict=True):

@@ -81,10 +81,8 @@ def read_until(process, word):
     pytest.fail(f"the demo ended before it said {word!r}: {''.join(said)}")
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["noloco", *(pytest.param(way, marks=pytest.mark.long) for way in ("diloco", "pipeline"))],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("method", list(STEPS))
 def test_a_small_demo_ends_with_its_summary(tmp_path, method):
     out = tmp_path / "out"
     with started_demo(out, "--method", method, steps=STEPS[method]) as (process, mark):
@@ -116,9 +114,9 @@ def test_a_small_demo_ends_with_its_summary(tmp_path, method):
 @pytest.mark.parametrize(
     ("moment", "number", "status"),
     [
-        ("starting the first", signal.SIGTERM, 143),
-        ("join from", signal.SIGKILL, -9),
-        ("training 1", signal.SIGINT, 130),
+        ("starting the first", signal.SIGINT, 130),
+        pytest.param("join from", signal.SIGTERM, 143, marks=pytest.mark.long),
+        ("training 1", signal.SIGKILL, -9),
         pytest.param("training 4", signal.SIGKILL, -9, marks=pytest.mark.long),
     ],
 )

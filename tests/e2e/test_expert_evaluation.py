@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from swarm import INNER_STEPS, START_S, Swarm, open_swarm
-from test_experts import LAYERS, join, spec_in
+from swarm import START_S, Swarm, open_swarm
+from test_experts import LAYERS, STEPS_A_ROUND, join, spec_in
 
 from peer.content.state_file import HEADER_BYTES
 from peer.observe.event_names import EventName
@@ -23,7 +23,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     """Two experts, each trained to its end by one peer."""
     folder = tmp_path_factory.mktemp("evaluated")
     spec = spec_in(folder).replace("total_steps = 1000000", "total_steps = 60")
-    spec = spec.replace(f"inner_steps = {INNER_STEPS}", "inner_steps = 10")
+    spec = spec.replace(f"inner_steps = {STEPS_A_ROUND}", "inner_steps = 10")
     with open_swarm(folder, spec) as swarm:
         swarm.found()
         join(swarm, swarm.founder, "code1")
@@ -57,25 +57,23 @@ def test_the_networks_losses_are_those_of_one_process_and_claims_can_be_checked(
     finished: Swarm,
 ) -> None:
     told = said_by(finished)
-    for peer in finished.members:
-        for option in ((), ("--check",)):
-            ran = finished.loco(
-                "eval", "--json", "--home", str(peer.home.root), *option, timeout_s=START_S
-            )
-            assert ran.returncode == 0, ran.stderr
-            tree = json.loads(ran.stdout)
-            assert [each["name"] for each in tree["experts"]] == list(LAYERS)
-            for number, domain in enumerate(tree["domains"]):
-                for expert, name in enumerate(LAYERS):
-                    ours = loss_of(told[expert, number])
-                    assert domain["alone"][name] == pytest.approx(ours, abs=1e-6)
-                for rule, combination in RULES.items():
-                    ours = loss_of(ensemble_log_probs(told[:, number], combination))
-                    assert domain["together"][rule] == pytest.approx(ours, abs=1e-6)
-                assert domain["best"] == list(LAYERS)[number]
-            for each in tree["experts"]:
-                is_own = each["peer"] == peer.peer_id
-                assert each["believed"] is (True if is_own or option else None), each["check"]
+    for peer, option in zip(finished.members, ((), ("--check",)), strict=True):
+        home = ("--home", str(peer.home.root))
+        ran = finished.loco("eval", "--json", *home, *option, timeout_s=START_S)
+        assert ran.returncode == 0, ran.stderr
+        tree = json.loads(ran.stdout)
+        assert [each["name"] for each in tree["experts"]] == list(LAYERS)
+        for number, domain in enumerate(tree["domains"]):
+            for expert, name in enumerate(LAYERS):
+                ours = loss_of(told[expert, number])
+                assert domain["alone"][name] == pytest.approx(ours, abs=1e-6)
+            for rule, combination in RULES.items():
+                ours = loss_of(ensemble_log_probs(told[:, number], combination))
+                assert domain["together"][rule] == pytest.approx(ours, abs=1e-6)
+            assert domain["best"] == list(LAYERS)[number]
+        for each in tree["experts"]:
+            is_own = each["peer"] == peer.peer_id
+            assert each["believed"] is (True if is_own or option else None), each["check"]
         experts = peer.status()["matrix"]
         assert experts["together"] == pytest.approx(
             [domain["together"]["the run's"] for domain in tree["domains"]]

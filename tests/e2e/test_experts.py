@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 import torch
-from swarm import RUN_SPEC, START_S, Peer, Swarm, open_swarm
+from swarm import INNER_STEPS, RUN_SPEC, START_S, Peer, Swarm, open_swarm
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from peer.observe.event_names import EventName
@@ -24,6 +24,8 @@ LINES: Final = {
     "code": "def f{0}(x): return x + {0}\n",
 }
 LINES_EACH: Final = 1500
+STEPS_A_ROUND: Final = 50
+EVERY: Final = ("--checkpoint-every", "2")
 STILL: Final = "warmup_steps", "learning_rate = 1e-9\nwarmup_steps"
 """No step moves a weight by more than rounding does."""
 
@@ -32,6 +34,7 @@ def spec_in(folder: Path, *, branch_round: int = 0) -> str:
     for name, line in LINES.items():
         (folder / f"{name}.txt").write_text("".join(map(line.format, range(LINES_EACH))))
     own = RUN_SPEC.replace("[data]", f'[data]\nsource = "text:{folder}/general.txt"')
+    own = own.replace(f"inner_steps = {INNER_STEPS}", f"inner_steps = {STEPS_A_ROUND}")
     return f"""{own}
 [ensemble]
 branch_round = {branch_round}
@@ -56,7 +59,15 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
 
 def join(swarm: Swarm, via: Peer, name: str) -> Peer:
     arguments = ("join", "--bootstrap", via.address, "--expert", "code")
-    return swarm.launch(name, *arguments, "--checkpoint-every", "2")
+    return swarm.launch(name, *arguments, *EVERY)
+
+
+def coder(swarm: Swarm) -> Peer:
+    """One that trains the other expert: of an earlier test, or a new one."""
+    others = [peer for peer in swarm.members if peer is not swarm.founder]
+    peer = others[0] if others else join(swarm, swarm.founder, f"code{len(swarm.started)}")
+    peer.wait_event(EventName.ROUND_CLOSED, START_S)
+    return peer
 
 
 def test_each_expert_is_trained_by_its_own_peers_and_a_killed_one_comes_back(
@@ -83,79 +94,18 @@ def test_each_expert_is_trained_by_its_own_peers_and_a_killed_one_comes_back(
     first.kill()
     second.kill()
     step = founder.status()["step"]
-    back = experts.launch("code1", "start")
+    back = experts.launch("code1", "start", *EVERY)
     resumed = back.wait_event(EventName.RUN_RESUMED, START_S)
     assert resumed["step"] > 0
     back.wait_event(EventName.ROUND_CLOSED, START_S, round=resumed["round"] + 2)
     assert back.status()["expert"] == "code"
     founder.wait_for("it trains on", lambda: founder.status()["step"] > step, START_S)
     assert not founder.events(EventName.ROUND_AVERAGED), "it is the only one of its expert"
-    other = experts.launch("code2", "start", "--expert", "general", "--checkpoint-every", "2")
-    received = other.wait_event(EventName.STATE_RECEIVED, START_S)
-    assert received["remotes"] == [founder.peer_id]
-    other.wait_event(EventName.CHECKPOINT_WRITTEN, START_S)
-    assert other.status()["expert"] == "general"
-    other.kill()
-    again = experts.launch("code2", "start", "--expert", "code")
-    assert again.wait_event(EventName.STATE_RECEIVED, START_S)["remotes"] == [back.peer_id]
-    for peer in (again, back):
-        peer.kill()
-
-
-def test_a_newcomer_takes_the_expert_whose_only_peer_was_killed(experts: Swarm) -> None:
-    founder = experts.founder
-    newcomer = ("join", "--bootstrap", founder.address, "--checkpoint-every", "2")
-    first = experts.launch("free1", *newcomer)
-    written = first.wait_event(EventName.CHECKPOINT_WRITTEN, START_S)
-    assert first.status()["expert"] == "code", "nobody trains it"
-    founder.wait_for("it is told", lambda: experts_of(founder)["code"]["peers"] == 1, START_S)
-    first.kill()
-    stands = founder.wait_event(EventName.EXPERT_STANDS, START_S)
-    assert stands["expert"] == "code"
-    assert experts_of(founder)["code"]["stands"]
-    second = experts.launch("free2", *newcomer)
-    begun = second.wait_event(EventName.EXPERT_BEGUN, START_S)
-    assert (begun["expert"], begun["weights"]) == ("code", "first"), "nobody has a checkpoint"
-    founder.wait_for("it goes on", lambda: not experts_of(founder)["code"]["stands"], START_S)
-    second.kill()
-    holder = experts.launch("free1", "start", "--expert", "general")
-    holder.wait_event(EventName.STATE_RECEIVED, START_S)
-    third = experts.launch("free3", *newcomer)
-    begun = third.wait_event(EventName.EXPERT_BEGUN, START_S)
-    assert (begun["expert"], begun["weights"]) == ("code", "kept")
-    assert third.wait_event(EventName.ROUND_OPENED, START_S)["step"] >= written["step"]
-    for peer in (third, holder):
-        peer.kill()
-
-
-def experts_of(peer: Peer) -> dict[str, dict[str, Any]]:
-    return {each["name"]: each for each in peer.status()["experts"]}
-
-
-def test_at_the_branch_one_of_two_goes_over_in_a_new_process(tmp_path: Path) -> None:
-    one_size = f"model = {{ num_layers = {LAYERS['code']} }}\n"
-    spec = spec_in(tmp_path, branch_round=3).replace(one_size, "")
-    with open_swarm(tmp_path, spec) as swarm:
-        founder = swarm.found(rounds_alone=0)
-        home = ("--home", str(founder.home.root))
-        swarm.loco("pause", *home, timeout_s=START_S)  # it would be at the branch soon
-        joiner = swarm.launch("joiner", "join", "--bootstrap", founder.address)
-        peers = (founder, joiner)
-        joiner.wait_event(EventName.STATE_RECEIVED, START_S)
-        swarm.loco("resume", *home, timeout_s=START_S)
-        experts = lambda: sorted(str(peer.status()["expert"]) for peer in peers)
-        begun = lambda: [e for peer in peers for e in peer.events(EventName.EXPERT_BEGUN)]
-        (event,) = founder.wait_for("one goes over", begun, 3 * START_S)
-        assert event["expert"] == "code"
-        assert event["weights"] == "generalist's"
-        assert "our checkpoint of step" in event["detail"]
-        founder.wait_for("both train", lambda: experts() == ["code", "general"], START_S)
 
 
 def test_all_are_exported_from_one_home_and_answer_together(experts: Swarm, tmp_path: Path) -> None:
     founder, folder = experts.founder, tmp_path / "hf"
-    code = join(experts, founder, "code3")
-    code.wait_event(EventName.ROUND_OPENED, START_S)
+    coder(experts)
     home = ("--home", str(founder.home.root))
     ran = experts.loco("export", *home, "--hf", str(folder), timeout_s=START_S)
     assert ran.returncode == 0, ran.stderr
@@ -177,6 +127,77 @@ def test_a_joiner_is_told_the_names(experts: Swarm) -> None:
     assert "no expert 'cod', but general, code; did you mean 'code'?" in peer.stderr
 
 
+def test_a_newcomer_takes_the_expert_whose_only_peer_was_killed(experts: Swarm) -> None:
+    founder, first = experts.founder, coder(experts)
+    written = first.wait_event(EventName.CHECKPOINT_WRITTEN, START_S)
+    founder.wait_for("it is told", lambda: experts_of(founder)["code"]["peers"] == 1, START_S)
+    count = len(founder.events())
+    first.kill()
+    stands = founder.wait_event(EventName.EXPERT_STANDS, START_S, after=count)
+    assert stands["expert"] == "code"
+    assert experts_of(founder)["code"]["stands"]
+    holder = experts.launch(first.name, "start", "--expert", "general")
+    received = holder.wait_event(EventName.STATE_RECEIVED, START_S)
+    assert received["remotes"] == [founder.peer_id]
+    third = experts.launch("free", "join", "--bootstrap", founder.address)
+    begun = third.wait_event(EventName.EXPERT_BEGUN, START_S)
+    assert (begun["expert"], begun["weights"]) == ("code", "kept"), "nobody trains it"
+    assert third.wait_event(EventName.ROUND_OPENED, START_S)["step"] >= written["step"]
+    assert (holder.status()["expert"], third.status()["expert"]) == ("general", "code")
+    founder.wait_for("it goes on", lambda: not experts_of(founder)["code"]["stands"], START_S)
+    for peer in (third, holder):
+        peer.kill()
+
+
+def experts_of(peer: Peer) -> dict[str, dict[str, Any]]:
+    return {each["name"]: each for each in peer.status()["experts"]}
+
+
+def test_held_out_blocks_outlive_the_founder_and_missing_texts_are_told(experts: Swarm) -> None:
+    """The last of the swarm's tests, for it kills the founder."""
+    first = coder(experts)
+    corpora = sorted(path.name for path in experts.founder.home.cache_dir.glob("corpus-*"))
+    assert len(corpora) == 2
+    first.wait_for("both domains", lambda: _domains(first) == corpora, START_S)
+    experts.founder.kill()
+    arguments = ("join", "--bootstrap", first.address, "--expert", "general")
+    late = experts.launch("late", *arguments)
+    told = late.wait_event(EventName.CORPUS_UNHELD, START_S)
+    assert told["remotes"] == [first.peer_id]
+    assert "pieces of the corpus of the expert 'general'" in told["detail"]
+    assert "corpus-unheld" in [problem["name"] for problem in late.status()["problems"]]
+    assert _domains(late) == corpora, "the founder was not needed for these"
+    assert "texts with --data" in late.stderr
+    for peer in (first, late):
+        peer.kill()
+
+
+def _domains(peer: Peer) -> list[str]:
+    """Corpora of which a peer's cache has the manifest and the held-out blocks."""
+    found = peer.home.cache_dir.glob("corpus-*/held-out")
+    return sorted(path.parent.name for path in found if (path.parent / "manifest").is_file())
+
+
+def test_at_the_branch_one_of_two_goes_over_in_a_new_process(tmp_path: Path) -> None:
+    one_size = f"model = {{ num_layers = {LAYERS['code']} }}\n"
+    spec = spec_in(tmp_path, branch_round=9).replace(one_size, "")
+    with open_swarm(tmp_path, spec) as swarm:
+        founder = swarm.found(rounds_alone=0)
+        home = ("--home", str(founder.home.root))
+        swarm.loco("pause", *home, timeout_s=START_S)  # it would be at the branch soon
+        joiner = swarm.launch("joiner", "join", "--bootstrap", founder.address)
+        peers = (founder, joiner)
+        joiner.wait_event(EventName.STATE_RECEIVED, START_S)
+        swarm.loco("resume", *home, timeout_s=START_S)
+        experts = lambda: sorted(str(peer.status()["expert"]) for peer in peers)
+        begun = lambda: [e for peer in peers for e in peer.events(EventName.EXPERT_BEGUN)]
+        (event,) = founder.wait_for("one goes over", begun, 3 * START_S)
+        assert event["expert"] == "code"
+        assert event["weights"] == "generalist's"
+        assert "our checkpoint of step" in event["detail"]
+        founder.wait_for("both train", lambda: experts() == ["code", "general"], START_S)
+
+
 def test_a_founder_names_the_domain_that_cannot_be_used(tmp_path: Path) -> None:
     with open_swarm(tmp_path, spec_in(tmp_path)) as swarm:
         (tmp_path / "code.txt").write_text("short\n")
@@ -193,31 +214,6 @@ def spec_in_place(folder: Path) -> str:
     short, spec = (folder / "code.txt").read_text(), spec_in(folder)
     (folder / "code.txt").write_text(short)
     return spec
-
-
-def test_held_out_blocks_outlive_the_founder_and_missing_texts_are_told(tmp_path: Path) -> None:
-    with open_swarm(tmp_path, spec_in(tmp_path)) as swarm:
-        swarm.found()
-        first = join(swarm, swarm.founder, "code1")
-        first.wait_event(EventName.ROUND_CLOSED, START_S, round=1)
-        corpora = sorted(path.name for path in swarm.founder.home.cache_dir.glob("corpus-*"))
-        assert len(corpora) == 2
-        first.wait_for("both domains", lambda: _domains(first) == corpora, START_S)
-        swarm.founder.kill()
-        arguments = ("join", "--bootstrap", first.address, "--expert", "general")
-        late = swarm.launch("late", *arguments)
-        told = late.wait_event(EventName.CORPUS_UNHELD, START_S)
-        assert told["remotes"] == [first.peer_id]
-        assert "pieces of the corpus of the expert 'general'" in told["detail"]
-        assert "corpus-unheld" in [problem["name"] for problem in late.status()["problems"]]
-        assert _domains(late) == corpora, "the founder was not needed for these"
-        assert "texts with --data" in late.stderr
-
-
-def _domains(peer: Peer) -> list[str]:
-    """Corpora of which a peer's cache has the manifest and the held-out blocks."""
-    found = peer.home.cache_dir.glob("corpus-*/held-out")
-    return sorted(path.parent.name for path in found if (path.parent / "manifest").is_file())
 
 
 def llama_of(folder: Path) -> LlamaForCausalLM:

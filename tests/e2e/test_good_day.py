@@ -98,6 +98,7 @@ def test_all_average_and_learn(peers):
     for peer in peers:
         last = peer.events(EventName.ROUND_AVERAGED)[-1]
         assert last["partner"] in known - {peer.peer_id}
+        peer.wait_event(EventName.VALIDATED)
         loss = peer.events(EventName.VALIDATED)[-1]["loss"]
         assert loss < UNTRAINED_NATS - 0.5
 

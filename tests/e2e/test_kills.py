@@ -138,6 +138,7 @@ def has_ended(peer: Peer, other: Peer, since: int) -> bool:
     return bool(said_of(peer, other, since, *ends)) or gave_up_at_once(peer, other, since)
 
 
+@pytest.mark.alone
 def test_a_peer_killed_in_mid_exchange_costs_its_partner_one_round(swarm: Swarm) -> None:
     *others, victim = swarm.at_least(4)
     wait_seen_by(others, victim)
@@ -181,6 +182,7 @@ def test_a_killed_trainer_is_restarted_from_the_outer_state(swarm: Swarm) -> Non
     *others, victim = swarm.at_least(3)
     restarts = victim.metric("loco_trainer_restarts_total", reason="died")
     unharmed = {peer: len(peer.events()) for peer in others}
+    victim.wait_event(EventName.VALIDATED)
     loss_before = victim.events(EventName.VALIDATED)[-1]["loss"]
     count = len(victim.events())
     opened = victim.wait_event(EventName.ROUND_OPENED, after=count)

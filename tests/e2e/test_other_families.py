@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from swarm import RUN_SPEC, START_S, open_swarm
+from swarm import RUN_SPEC, START_S, Peer, Swarm, open_swarm
 from transformers import AutoModelForCausalLM
 
 from peer.observe.event_names import EventName
@@ -21,25 +21,31 @@ def spec_of(family: str) -> str:
     )
 
 
-@pytest.mark.parametrize("family", ["mixtral", pytest.param("qwen3", marks=pytest.mark.long)])
+def check_export(swarm: Swarm, peer: Peer, folder: Path, family: str) -> None:
+    """`export` writes what transformers loads as this family, and it has learnt something."""
+    peer.wait_event(EventName.VALIDATED, START_S)
+    done = swarm.loco("export", "--hf", str(folder), "--home", str(peer.home.root))
+    assert done.returncode == ExitCode.OK, done.stderr
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(loaded).__name__ == FAMILIES[family].architecture
+    tokens = torch.frombuffer(bytearray(b"def __init__(self)"), dtype=torch.uint8).long()[None]
+    with torch.no_grad():
+        loss = loaded(input_ids=tokens, labels=tokens).loss
+    assert loss < 5.0, "guessing a byte costs 5.5 nats"
+
+
+@pytest.mark.long
 def test_two_peers_average_and_transformers_loads_the_export(
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, family: str
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
-    with open_swarm(tmp_path_factory.mktemp("family"), spec_of(family)) as swarm:
+    """Mixtral's is that of test_packed_pairs.py."""
+    with open_swarm(tmp_path_factory.mktemp("family"), spec_of("qwen3")) as swarm:
         founder = swarm.found()
         joiner = swarm.join(founder)
         for peer, other in ((founder, joiner), (joiner, founder)):
             averaged = peer.wait_event(EventName.ROUND_AVERAGED, START_S)
             assert averaged["partner"] == other.peer_id
-        joiner.wait_event(EventName.VALIDATED, START_S)
-        done = swarm.loco("export", "--hf", str(tmp_path / "hf"), "--home", str(joiner.home.root))
-        assert done.returncode == ExitCode.OK, done.stderr
-        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
-        assert type(loaded).__name__ == FAMILIES[family].architecture
-        tokens = torch.frombuffer(bytearray(b"def __init__(self)"), dtype=torch.uint8).long()[None]
-        with torch.no_grad():
-            loss = loaded(input_ids=tokens, labels=tokens).loss
-        assert loss < 5.0, "guessing a byte costs 5.5 nats"
+        check_export(swarm, joiner, tmp_path / "hf", "qwen3")
 
 
 def test_an_unknown_family_ends_with_the_nearest_name(

@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
-from swarm import RUN_SPEC, START_S, Peer, Swarm, open_swarm
+from swarm import START_S, Peer, Swarm, open_swarm
+from test_other_families import check_export, spec_of
 
 from peer.observe.event_names import EventName
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 LOOPBACK = "[::1]:0"
-SPEC = RUN_SPEC.replace("[sync]", '[sync]\ncodec = "int8-diff"')
+FAMILY = "mixtral"
+SPEC = spec_of(FAMILY).replace("[sync]", '[sync]\ncodec = "int8-diff"')
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +45,7 @@ def test_peers_with_ipv6_addresses_alone_dial_each_other_back(packing: Swarm) ->
         peer.wait_event(EventName.REACHABILITY_CHANGED, START_S, reachable="yes")
         reach = peer.status()["reach"]
         assert (reach["v4"], reach["v6"]) == ("unknown", "yes")
+
+
+def test_transformers_loads_the_export_of_another_family(packing: Swarm, tmp_path: Path) -> None:
+    check_export(packing, packing.members[-1], tmp_path / "hf", FAMILY)

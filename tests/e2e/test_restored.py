@@ -35,7 +35,3 @@ def test_a_run_whose_home_is_gone_comes_back_at_its_step(tmp_path: Path) -> None
         assert back.peer_id != first_id
         back.wait_event(EventName.ROUND_CLOSED, START_S)
         assert "corpus: whole" in back.stderr
-        back.kill()
-        again = swarm.launch("second", "start", "--restore", str(there))
-        again.wait_event(EventName.ROUND_CLOSED, START_S)
-        assert "not needed: this home has the run" in again.stderr

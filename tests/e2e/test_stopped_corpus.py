@@ -47,17 +47,23 @@ def started(swarm: Swarm, name: str) -> Peer:
     return peer
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all_and_leaves_nothing(lonely: Swarm, number: signal.Signals) -> None:
+def ends_all(swarm: Swarm, peer: Peer, number: signal.Signals) -> None:
+    """A signal to the whole group ends it well, and nothing is left."""
+    os.killpg(peer.process.pid, number)
+    assert peer.wait_exit() == ExitCode.OK, peer.report()
+    assert "Traceback" not in peer.stderr
+    assert drafts(peer) == []
+    assert swarm.survivors() == []
+
+
+def test_a_terminals_signal_ends_all_and_leaves_nothing(lonely: Swarm) -> None:
     with ending(started(lonely, "founder")) as peer:
-        os.killpg(peer.process.pid, number)  # as a terminal does, or a service manager
-        assert peer.wait_exit() == ExitCode.OK, peer.report()
-        assert "Traceback" not in peer.stderr
-        assert drafts(peer) == []
-        assert lonely.survivors() == []
+        ends_all(lonely, peer, signal.SIGINT)
 
 
-def test_what_a_daemon_leaves_that_is_killed_goes_at_its_next_start(lonely: Swarm) -> None:
+def test_what_a_killed_daemon_leaves_goes_at_its_next_start_which_a_service_manager_ends(
+    lonely: Swarm,
+) -> None:
     with ending(started(lonely, "founder")) as peer:
         peer.process.kill()
         peer.process.wait()
@@ -65,3 +71,4 @@ def test_what_a_daemon_leaves_that_is_killed_goes_at_its_next_start(lonely: Swar
     with ending(lonely.launch("founder", "start", str(lonely.folder("run.toml")))) as again:
         again.wait_for("drafts", lambda: set(drafts(again)) - set(left), START_S)
         assert not set(left) & set(drafts(again))
+        ends_all(lonely, again, signal.SIGTERM)

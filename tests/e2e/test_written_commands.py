@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from console import DOCS, ROOT, Written, commands_of, tried_pages
+from console import ROOT, Written, commands_of, tried_pages
 from swarm import START_S, Swarm, free_port, open_swarm, within
 
 UP: Final = re.compile(r"step [\d,]+ of|waiting for a peer that holds")
@@ -23,12 +23,14 @@ UP: Final = re.compile(r"step [\d,]+ of|waiting for a peer that holds")
 COMMAND_S: Final = 2 * START_S
 FIRST: Final = ("", "first")
 """Names of the machine whose address the others join by."""
+IN_CI: Final = "one-machine"
 PAGES: Final = [
-    pytest.param(page, id=page.stem, marks=pytest.mark.long if page.parent != DOCS else ())
+    pytest.param(page, id=page.stem, marks=() if page.stem == IN_CI else pytest.mark.long)
     for page in tried_pages()
     if any(not written.not_run for written in commands_of(page))
 ]
-"""The recipes take minutes together, so `make test` leaves them out."""
+"""They take minutes together, so `make test` leaves out all but one. What the page of two machines
+does, other tests of this folder do in the short run too: `doctor`, `export --swarm`, `leave`."""
 
 
 @dataclass(frozen=True, slots=True)
