@@ -30,7 +30,7 @@ IMPORTS_TORCH = TRAIN | MAKE_MODELS | LOOKS_FOR_GPUS
 IMPORTS_TEXTUAL = {"top"}
 
 FORKING = f"""
-import importlib, json, os, sys
+import importlib, json, os, sys, traceback
 
 for name in sys.argv[1:]:
     importlib.import_module(name)
@@ -50,11 +50,17 @@ sys.argv = ["loco-peer", *arguments]
 for fd, path in enumerate([os.devnull, said + ".out", said + ".err"]):
     os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), fd)
 sys.stdin = open(0)
+code = 1
 try:
     main()
-finally:
-    loaded = [name for name in {HELP_WAITS_FOR_NO} if name in sys.modules]
-    print("LOADED", loaded, file=sys.__stderr__)
+except SystemExit as exit:
+    code = exit.code or 0
+except BaseException:
+    traceback.print_exc()
+loaded = [name for name in {HELP_WAITS_FOR_NO} if name in sys.modules]
+print("LOADED", loaded, file=sys.__stderr__, flush=True)
+sys.stdout.flush()
+os._exit(code)  # to take down what was loaded takes five times as long as a command
 """
 """Loads modules once, and then runs each command in a fork: what was loaded counts for each."""
 
