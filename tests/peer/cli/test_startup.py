@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+from existing import existing
 from test_flags import FROZEN
 
 from peer.facts import PeerState
@@ -92,19 +93,18 @@ def forking(*imports: str) -> Iterator[Loaded]:
     command = [sys.executable, "-c", FORKING, *imports]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as forks:
-        assert forks.stdin is not None
-        assert forks.stdout is not None
+        orders, ends = existing(forks.stdin), existing(forks.stdout)
 
         def loaded_by(home: Home, *arguments: str) -> tuple[int, str, set[str]]:
             """Exit code, what was said, and what was loaded, of a command in a new process."""
             said = home.root.parent / "said"
-            print(json.dumps([arguments, str(home.root), str(said)]), file=forks.stdin, flush=True)
-            code = int(forks.stdout.readline())
+            print(json.dumps([arguments, str(home.root), str(said)]), file=orders, flush=True)
+            code = int(ends.readline())
             error, _, loaded = said.with_suffix(".err").read_text().rpartition("LOADED ")
             return code, said.with_suffix(".out").read_text() + error, set(eval(loaded))
 
         yield loaded_by
-        forks.stdin.close()
+        orders.close()
 
 
 @pytest.fixture(scope="module")
