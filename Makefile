@@ -8,6 +8,8 @@ PIP       := $(BIN)/python -m pip install -qq --disable-pip-version-check -c con
 OUT       ?= demo-run
 METHOD    ?= noloco
 PYTEST    ?=
+# Files that `test` leaves out: options of pytest (.ci/run).
+WITHOUT   ?=
 BENCHES   ?= startup codec latency exchange small_messages overlap memory utilisation throughput gossip_links planner pipeline_churn noloco_quality fuzz hostile corpus
 RESULTS   ?= bench-run
 # The first suitable interpreter, unless PYTHON says which.
@@ -45,7 +47,7 @@ $(STAMP): pyproject.toml constraints.txt
 # time. Those that compare times have the processors to themselves; all other tests share them.
 test: env  ## The tests, but for the long ones (PYTEST='-m long'); PYTEST='...' gives pytest options, and runs one by one
 ifeq ($(strip $(PYTEST)),)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --ignore=tests/e2e
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --ignore=tests/e2e $(WITHOUT)
 	@$(BIN)/python -m pytest -n 2 --durations=12 -m "not long and not alone" tests/e2e
 	@$(BIN)/python -m pytest --durations=3 -m "alone and not long" tests/e2e
 else

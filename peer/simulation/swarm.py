@@ -84,6 +84,7 @@ class SimulatedPeer:
         ended: set when its daemon has ended.
         failure: the error that ended it; None when it ended well or was killed.
         lines: of its event log.
+        parsed: those that have been asked for.
         timings: phases of its rounds.
         told: its run and the tokens of the corpus, and whether a state was there by then.
     """
@@ -101,6 +102,7 @@ class SimulatedPeer:
     ended: trio.Event = field(default_factory=trio.Event)
     failure: Exception | None = None
     lines: list[bytes] = field(default_factory=list)
+    parsed: list[LoggedEvent] = field(default_factory=list)
     timings: list[RoundTiming] = field(default_factory=list)
     signed: SignedSpec | None = None
     told: list[tuple[RunSpec, int, bool]] = field(default_factory=list)
@@ -131,8 +133,9 @@ class SimulatedPeer:
         return self.provision.slow_P.copy()
 
     def events(self, *names: EventName) -> list[LoggedEvent]:
-        parsed = [json.loads(line) for line in self.lines]
-        return [event for event in parsed if not names or event["event"] in names]
+        new = self.lines[len(self.parsed) :]  # tests ask again and again, of long logs
+        self.parsed.extend(json.loads(line) for line in new)
+        return [event for event in self.parsed if not names or event["event"] in names]
 
     async def run(self, entry: Entry, write_line: Callable[[bytes], None]) -> None:
         """Live as a daemon does; provision, network and directory are set before."""

@@ -1,13 +1,17 @@
 """What commands do not wait for: torch takes seconds to import, and a minute on a busy machine."""
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from existing import existing
 from test_flags import FROZEN
 
 from peer.facts import PeerState
@@ -26,16 +30,40 @@ IMPORTS_TORCH = TRAIN | MAKE_MODELS | LOOKS_FOR_GPUS
 """Commands that need torch for what they do: `LIGHT` below does all that the others do."""
 IMPORTS_TEXTUAL = {"top"}
 
-SCRIPT = f"""
-import sys
+FORKING = f"""
+import importlib, json, os, sys, traceback
+
+for name in sys.argv[1:]:
+    importlib.import_module(name)
 from peer.cli import main
 
+for line in sys.stdin:
+    arguments, home, said = json.loads(line)
+    if not (child := os.fork()):
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
+
+os.chdir(os.path.dirname(home))
+os.environ["LOCO_HOME"] = home
+sys.argv = ["loco-peer", *arguments]
+for fd, path in enumerate([os.devnull, said + ".out", said + ".err"]):
+    os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), fd)
+sys.stdin = open(0)
+code = 1
 try:
     main()
-finally:
-    loaded = [name for name in {HELP_WAITS_FOR_NO} if name in sys.modules]
-    print("LOADED", loaded, file=sys.__stderr__)
+except SystemExit as exit:
+    code = exit.code or 0
+except BaseException:
+    traceback.print_exc()
+loaded = [name for name in {HELP_WAITS_FOR_NO} if name in sys.modules]
+print("LOADED", loaded, file=sys.__stderr__, flush=True)
+sys.stdout.flush()
+os._exit(code)  # to take down what was loaded takes five times as long as a command
 """
+"""Loads modules once, and then runs each command in a fork: what was loaded counts for each."""
 
 PEER = peer_id_from_public_key(bytes(32))
 PEERS = "peer,location,compute_s,slots,price_per_hour\na,Iowa,0.1,1,1\nb,Iowa,0.2,1,1\n"
@@ -56,26 +84,46 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def loaded_by(home: Home, *arguments: str) -> tuple[int, str, set[str]]:
-    """Exit code, what was said, and what was loaded, of a command in a process of its own."""
+Loaded = Callable[..., tuple[int, str, set[str]]]
+
+
+@contextmanager
+def forking(*imports: str) -> Iterator[Loaded]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LOCO_")}
-    ran = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments],
-        env=environment | {"LOCO_HOME": str(home.root)},
-        cwd=home.root.parent,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    said, _, loaded = ran.stderr.rpartition("LOADED ")
-    return ran.returncode, ran.stdout + said, set(eval(loaded))
+    command = [sys.executable, "-c", FORKING, *imports]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as forks:
+        orders, ends = existing(forks.stdin), existing(forks.stdout)
+
+        def loaded_by(home: Home, *arguments: str) -> tuple[int, str, set[str]]:
+            """Exit code, what was said, and what was loaded, of a command in a new process."""
+            said = home.root.parent / "said"
+            print(json.dumps([arguments, str(home.root), str(said)]), file=orders, flush=True)
+            code = int(ends.readline())
+            error, _, loaded = said.with_suffix(".err").read_text().rpartition("LOADED ")
+            return code, said.with_suffix(".out").read_text() + error, set(eval(loaded))
+
+        yield loaded_by
+        orders.close()
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[Loaded]:
+    with forking("peer.cli.app") as loaded_by:
+        yield loaded_by
+
+
+@pytest.fixture(scope="module")
+def loaded_by() -> Iterator[Loaded]:
+    """Modules that most commands load, and no heavy one."""
+    with forking("peer.cli.app", "peer.cli.run", "peer.training.corpus") as loaded_by:
+        yield loaded_by
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["", *FROZEN])
-def test_help_waits_for_nothing_heavy(home: Home, command: str) -> None:
-    code, said, loaded = loaded_by(home, *command.split(), "--help")
+def test_help_waits_for_nothing_heavy(home: Home, bare: Loaded, command: str) -> None:
+    code, said, loaded = bare(home, *command.split(), "--help")
     assert (code, loaded) == (0, set())
     assert said.startswith("Usage: ")
 
@@ -139,7 +187,7 @@ USAGE: list[tuple[str, int, str]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("line", "code", "sentence"), USAGE, ids=[line for line, *_ in USAGE])
-def test_wrong_usage_is_told_without_anything_heavy(home, line, code, sentence) -> None:
+def test_wrong_usage_is_told_without_anything_heavy(home, loaded_by, line, code, sentence) -> None:
     found, said, loaded = loaded_by(home, *line.split())
     assert (found, loaded & set(HEAVY)) == (code, set())
     assert sentence in said
@@ -172,7 +220,9 @@ LIGHT = {
 
 
 @pytest.mark.slow
-async def test_what_needs_no_torch_does_its_work_without_it(home: Home, nursery: Any) -> None:
+async def test_what_needs_no_torch_does_its_work_without_it(
+    home: Home, loaded_by: Loaded, nursery: Any
+) -> None:
     home.prepare()
     left = trio.Event()
     status = Status(peer_id="12D3KooWtest", state=PeerState.TRAINING, round=3).to_json()

@@ -41,15 +41,25 @@ def failing(**at_steps: Any) -> Machine:
 
 
 # --- trainers that fail ---------------------------------------------------------------------------
+DIES, NON_FINITE, OUT_OF_MEMORY = (
+    ("die_at_steps", "died"),
+    ("non_finite_at_steps", "non_finite"),
+    ("out_of_memory_at_steps", "out_of_memory"),
+)
+
+
 @pytest.mark.parametrize(
-    ("field", "reason"),
-    [
-        ("die_at_steps", "died"),
-        ("non_finite_at_steps", "non_finite"),
-        ("out_of_memory_at_steps", "out_of_memory"),
+    ("field", "reason", "step"),
+    [  # each way at each end of a run, and at each step of a round in one of them
+        *[(*DIES, step) for step in (1, 51, 75, 100)],
+        *[(*way, step) for way in (NON_FINITE, OUT_OF_MEMORY) for step in (1, 100)],
+        *[
+            pytest.param(*way, step, marks=pytest.mark.long)
+            for way in (NON_FINITE, OUT_OF_MEMORY)
+            for step in (51, 75)
+        ],
     ],
 )
-@pytest.mark.parametrize("step", [1, 51, 75, 100])
 def test_a_failed_trainer_is_restarted_within_a_round(tmp_path, field, reason, step):
     @simulated()
     async def fail() -> None:

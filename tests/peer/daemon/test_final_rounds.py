@@ -28,6 +28,9 @@ from protocol.gossip.matchmaking import WAIT_ROUNDS
 ROUNDS, INNER_STEPS, ROUND_S = 3, 10, 1.0
 
 
+CODECS = ["fp32", "int8", "int8-diff"]
+
+
 def replicas_before(
     swarm: SimulatedSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, npt.NDArray[Any]]:
@@ -55,8 +58,16 @@ def names(number: int) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec", ["fp32", "int8", "int8-diff"])
-@pytest.mark.parametrize(("number", "num_meetings"), [(2, 1), (3, 3), (5, 4), (8, 3)])
+@pytest.mark.parametrize(
+    ("number", "num_meetings", "codec"),
+    [  # each number of meetings with each codec, and each number of peers
+        *[(2, 1, codec) for codec in CODECS],
+        *[(3, 3, codec) for codec in CODECS],
+        *[(5, 4, codec) for codec in CODECS],
+        (8, 3, "fp32"),
+        *[pytest.param(8, 3, codec, marks=pytest.mark.long) for codec in CODECS[1:]],
+    ],
+)
 def test_all_peers_end_with_the_mean_of_all(tmp_path, monkeypatch, number, num_meetings, codec):
     @simulated()
     async def run() -> None:

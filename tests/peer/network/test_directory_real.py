@@ -311,7 +311,7 @@ async def test_a_process_that_hangs_or_dies_again_and_again_is_replaced(world, i
     p2pd = second.network.statistics().p2pd_pid
     await first.network.serve("/loco/echo/1", echo)
     link = await second.network.open_stream(first.peer_id, "/loco/echo/1")
-    for turn in range(1, 7):
+    for turn in range(1, 4):
         pid = second.directory.process_id
         os.kill(pid, sign)
         await second.directory.get(KEY)

@@ -161,7 +161,9 @@ def checkpoint(folder, family="llama", **changes):
     return module
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mixtral"])
+@pytest.mark.parametrize(
+    "family", ["llama", pytest.param("qwen3", marks=pytest.mark.long), "mixtral"]
+)
 async def test_a_run_goes_on_from_a_checkpoint_with_its_sizes(folder, tmp_path, family):
     expected = FlatModel(checkpoint(tmp_path / "hf", family), torch.device("cpu"))
     spec = spec_of(folder, model={"init_from": str(tmp_path / "hf"), "context_length": 32})
