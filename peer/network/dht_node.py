@@ -30,6 +30,7 @@ import threading
 import time
 from collections.abc import Collection, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import hivemind.dht.node
@@ -43,13 +44,8 @@ from hivemind.utils.logging import use_hivemind_log_handler
 from msgspec import Struct
 
 from peer.runtime.child_frames import READ_BYTES, FrameDecoder, encode
-from protocol.limits import (
-    MAX_RECORDS,
-    MAX_RECORDS_PER_PREFIX,
-    MAX_RECORDS_PER_SHARD,
-    NEAREST_NODES,
-)
-from protocol.membership.book import REDIAL_FIRST_S, REDIAL_MAX_S, BackOff, Budget, Shares
+from protocol.limits import NEAREST_NODES, RECORDS, RECORDS_OF_SHARD
+from protocol.membership.book import REDIAL_FIRST_S, REDIAL_MAX_S, BackOff, Budget
 from protocol.membership.record_table import RecordTable, live_record_at
 from protocol.membership.records import place_of
 from protocol.wire.directory_messages import (
@@ -84,9 +80,9 @@ REPLICAS: Final = 5
 """Nodes that a record is stored at."""
 BEAM: Final = 2 * REPLICAS
 """A search asks the nearest of these: some have not heard of a record, and some are silent."""
-MAX_GATHERED: Final = 4 * MAX_RECORDS_PER_SHARD
+MAX_GATHERED: Final = 4 * RECORDS_OF_SHARD.total
 """Records that a search takes: honest nodes keep nearly the same ones."""
-NODES: Final = Shares(MAX_RECORDS, 1, MAX_RECORDS_PER_PREFIX)
+NODES: Final = replace(RECORDS, per_peer=1)
 """Nodes of the routing table: one for each peer."""
 
 

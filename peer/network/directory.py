@@ -33,7 +33,7 @@ from peer.runtime import Address, PeerId, Stream
 from peer.runtime.child_frames import ChildDied, PipeError
 from peer.runtime.child_process import ChildProcess
 from protocol.errors import LocoError, leaves
-from protocol.limits import ANSWER_S, MAX_INBOUND_STREAMS
+from protocol.limits import ANSWER_S, INBOUND_STREAMS
 from protocol.membership.book import BackOff
 from protocol.wire.directory_messages import (
     FindRecords,
@@ -87,7 +87,7 @@ class _Life:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[trio.Event, list[Response]]] = {}
         self._to_send, self._sent = trio.open_memory_channel[TableRequest | Response](
-            2 * MAX_INBOUND_STREAMS
+            2 * INBOUND_STREAMS.total
         )
 
     async def request(self, body: Any, ahead_s: float) -> Response | None:

@@ -56,17 +56,14 @@ from protocol.errors import (
     leaves,
 )
 from protocol.limits import (
+    INBOUND_STREAMS,
     INBOUND_STREAMS_BURST_S,
     INBOUND_STREAMS_PER_S,
     INBOUND_STREAMS_PER_S_OF_PREFIX,
-    MAX_INBOUND_STREAMS,
-    MAX_INBOUND_STREAMS_PER_PEER,
-    MAX_INBOUND_STREAMS_PER_PREFIX,
-    MAX_READERS,
-    MAX_READERS_PER_PEER,
-    MAX_READERS_PER_PREFIX,
+    READERS,
+    Shares,
 )
-from protocol.membership.book import Budget, Fault, Paces, Shares
+from protocol.membership.book import Budget, Fault, Paces
 from protocol.outcomes import RefusalReason
 from protocol.wire.versions import HELLO, ROOT
 
@@ -194,9 +191,6 @@ class PeerStream(ABC):
 
 
 # --- the places of those that read from us --------------------------------------------------------
-READERS: Final = Shares(MAX_READERS, MAX_READERS_PER_PEER, MAX_READERS_PER_PREFIX)
-
-
 class Readers:
     """Places of those that read from us (book.py, rule 8)."""
 
@@ -225,9 +219,6 @@ class Readers:
 
 # --- what both networks are -----------------------------------------------------------------------
 
-INBOUND_STREAMS: Final = Shares(
-    MAX_INBOUND_STREAMS, MAX_INBOUND_STREAMS_PER_PEER, MAX_INBOUND_STREAMS_PER_PREFIX
-)
 MAX_TOLD: Final = 8
 """Peers of which the same bug is told. A bug is a kind of error and a line of code, so there are as
 many as there are, however many peers run into them."""

@@ -45,14 +45,7 @@ from enum import StrEnum
 from typing import Final
 
 from protocol.address.multiaddr import InvalidAddress, parse, relay_of
-from protocol.limits import (
-    MAX_CONVICTED,
-    MAX_HEARSAY,
-    MAX_HEARSAY_DIALS,
-    MAX_HEARSAY_DIALS_PER_PEER,
-    MAX_HEARSAY_PER_PEER,
-    MAX_HEARSAY_TRIES,
-)
+from protocol.limits import HEARSAY, HEARSAY_DIALS, MAX_CONVICTED, MAX_HEARSAY_TRIES, Shares
 
 HALF_LIFE_S: Final = 300.0
 SLOWED_FROM: Final = 2.5
@@ -105,13 +98,6 @@ def _network(text: str) -> str | None:
         return None
     bits = IPV4_PREFIX_BITS if ip.version == 4 else IPV6_PREFIX_BITS
     return str(ipaddress.ip_network((ip, bits), strict=False))
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    total: int
-    per_peer: int
-    per_prefix: int
 
 
 class Budget:
@@ -252,10 +238,8 @@ class PeerBook:
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
         self._convicted: dict[str, None] = {}
-        self._names = Budget(Shares(MAX_HEARSAY, MAX_HEARSAY_PER_PEER, MAX_HEARSAY))
-        self._dialled_names = Budget(
-            Shares(MAX_HEARSAY_DIALS, MAX_HEARSAY_DIALS_PER_PEER, MAX_HEARSAY_DIALS)
-        )
+        self._names = Budget(HEARSAY)
+        self._dialled_names = Budget(HEARSAY_DIALS)
         self.dials = BackOff(REDIAL_FIRST_S, REDIAL_MAX_S)
 
     # --- conduct ----------------------------------------------------------------------------------

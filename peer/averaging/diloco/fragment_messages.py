@@ -30,12 +30,7 @@ from peer.runtime import Network, PeerId, Work
 from protocol.address.peer_id import Sign
 from protocol.diloco.commands import Contribute, Parts
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
-from protocol.limits import (
-    MAX_CONTRIBUTION_WEIGHT,
-    MAX_EVIDENCE_BYTES,
-    MAX_PAYLOAD_BYTES,
-    MAX_READERS_PER_PEER,
-)
+from protocol.limits import MAX_CONTRIBUTION_WEIGHT, MAX_EVIDENCE_BYTES, MAX_PAYLOAD_BYTES, READERS
 from protocol.membership.group import other_group_sentence
 from protocol.plausible import is_length, told_length
 from protocol.wire.fields import Message
@@ -332,7 +327,7 @@ class FragmentQuestions:
     @asynccontextmanager
     async def _turn(self, peer_id: PeerId) -> AsyncIterator[None]:
         """One of so many questions that a peer answers at once."""
-        turns = self._turns.setdefault(peer_id, trio.CapacityLimiter(MAX_READERS_PER_PEER))
+        turns = self._turns.setdefault(peer_id, trio.CapacityLimiter(READERS.per_peer))
         try:
             async with turns:
                 yield
