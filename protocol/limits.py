@@ -5,7 +5,7 @@ for somebody else. Bounds that concern one file stand there.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,20 @@ class Shares:
     total: int
     per_peer: int
     per_prefix: int
+
+
+class Pace(NamedTuple):
+    """How many a second, of one peer and of one network, and how many seconds' worth at once."""
+
+    per_peer: float
+    per_prefix: float
+    burst_s: float
+
+
+def forget_oldest(kept: dict[Any, Any], most: int) -> None:
+    """Keep the newest of a table."""
+    while len(kept) > most:
+        del kept[next(iter(kept))]
 
 
 # --- frames ---------------------------------------------------------------------------------------
@@ -28,11 +42,9 @@ MAX_CONTROL_PAYLOAD_BYTES: Final = 4 * 1024 * 1024
 
 # --- streams --------------------------------------------------------------------------------------
 INBOUND_STREAMS: Final = Shares(512, per_peer=32, per_prefix=192)
-INBOUND_STREAMS_PER_S: Final = 50.0
-"""Streams of one peer that are served a second, in the long run; others wait."""
-INBOUND_STREAMS_PER_S_OF_PREFIX: Final = 150.0
-INBOUND_STREAMS_BURST_S: Final = 4.0
-"""Seconds' worth of them that may come at once: stripes, and questions after many chunks."""
+INBOUND_PACE: Final = Pace(50.0, per_prefix=150.0, burst_s=4.0)
+"""Streams that are served a second, in the long run; others wait. A burst: stripes, and questions
+after many chunks."""
 MAX_IDLE_CONNECTIONS: Final = 64
 """Connections over which no stream of ours goes: those of strangers, and of newcomers."""
 MAX_CONNECTIONS_PER_PEER: Final = 8
@@ -173,6 +185,9 @@ MAX_PIECES: Final = 1 << 18
 With pieces of the usual size that is 1 TiB of tokens."""
 MAX_PIECE_BYTES: Final = 16 * 1024 * 1024 + 1024
 """Piece of a corpus; more than the largest `data.piece_kib`, for the token that a piece shares."""
+
+MAX_REMEMBERED: Final = 1024
+"""Results, lost microbatches and the like that are known of still; the oldest make room."""
 
 # --- steps ----------------------------------------------------------------------------------------
 EPSILON: Final = 1e-6

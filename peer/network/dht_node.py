@@ -45,7 +45,7 @@ from msgspec import Struct
 
 from peer.runtime.child_frames import READ_BYTES, FrameDecoder, encode
 from protocol.limits import NEAREST_NODES, RECORDS, RECORDS_OF_SHARD
-from protocol.membership.book import REDIAL_FIRST_S, REDIAL_MAX_S, BackOff, Budget
+from protocol.membership.book import REDIALS, BackOff, Budget
 from protocol.membership.record_table import RecordTable, live_record_at
 from protocol.membership.records import place_of
 from protocol.wire.directory_messages import (
@@ -75,7 +75,6 @@ from .table_messages import (
     Up,
 )
 
-PARALLEL_RPC: Final = 32
 REPLICAS: Final = 5
 """Nodes that a record is stored at."""
 BEAM: Final = 2 * REPLICAS
@@ -181,7 +180,7 @@ class _Resting:
     """In place of hivemind's blacklist, which never forgets a name."""
 
     def __init__(self) -> None:
-        self._pauses = BackOff(REDIAL_FIRST_S, REDIAL_MAX_S)
+        self._pauses = BackOff(*REDIALS)
 
     def register_failure(self, peer_id: str) -> None:
         self._pauses.failed(peer_id, _clock())
@@ -312,7 +311,7 @@ class DhtNode:
             node_id=node_id_of(line.peer_id),
             bucket_size=NEAREST_NODES,
             num_replicas=REPLICAS,
-            parallel_rpc=PARALLEL_RPC,
+            parallel_rpc=32,
             cache_locally=False,
             cache_nearest=0,
             cache_on_store=False,

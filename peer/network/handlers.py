@@ -55,14 +55,7 @@ from protocol.errors import (
     StreamLost,
     leaves,
 )
-from protocol.limits import (
-    INBOUND_STREAMS,
-    INBOUND_STREAMS_BURST_S,
-    INBOUND_STREAMS_PER_S,
-    INBOUND_STREAMS_PER_S_OF_PREFIX,
-    READERS,
-    Shares,
-)
+from protocol.limits import INBOUND_PACE, INBOUND_STREAMS, READERS, Shares
 from protocol.membership.book import Budget, Fault, Paces
 from protocol.outcomes import RefusalReason
 from protocol.wire.versions import HELLO, ROOT
@@ -249,9 +242,7 @@ class BaseNetwork:
     def __init__(self) -> None:
         self._handlers: dict[str, StreamHandler] = {}
         self._active = Budget(INBOUND_STREAMS)
-        self._paces = Paces(
-            INBOUND_STREAMS_PER_S, INBOUND_STREAMS_PER_S_OF_PREFIX, INBOUND_STREAMS_BURST_S
-        )
+        self._paces = Paces(*INBOUND_PACE)
         self._judge: Judge | None = None
         self._told: dict[tuple[object, ...], set[PeerId]] = {}
         self._announced: tuple[Address, ...] = ()

@@ -21,7 +21,7 @@ from typing import Annotated, Final
 import blake3
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from protocol import limits
 from protocol.membership.records import Verify, verify_with_peer_id
@@ -116,17 +116,9 @@ class Contribution(Message, frozen=True, tag="contribution"):
 
 
 def contribution_bytes(contribution: Contribution) -> bytes:
-    body = (
-        contribution.group,
-        contribution.fragment,
-        contribution.cycle,
-        contribution.weight,
-        contribution.steps,
-        contribution.tokens,
-        [(each.chunk, each.steps, each.weight, each.digest) for each in contribution.stamps],
-        contribution.digests,
-        [float(length) for length in contribution.lengths],
-    )
+    """What the sender signs: all fields but the signature, without their names."""
+    *plain, stamps, digests, lengths, _ = astuple(contribution)
+    body = (*plain, list(map(astuple, stamps)), digests, list(map(float, lengths)))
     return CONTRIBUTION_DOMAIN + msgspec.msgpack.encode(body)
 
 
@@ -229,18 +221,9 @@ class Result(Message, frozen=True, tag="result"):
 
 
 def signed_bytes(result: Result) -> bytes:
-    body = (
-        result.group,
-        result.fragment,
-        result.cycle,
-        result.owner,
-        result.incarnation,
-        result.contributors,
-        result.weights,
-        result.statements,
-        [(c.chunk, c.steps, c.weight, c.base, c.mask, c.digest) for c in result.chunks],
-    )
-    return DOMAIN + msgspec.msgpack.encode(body)
+    """What the owner signs: all fields but `carried` and the signature, without their names."""
+    *plain, chunks, _, _ = astuple(result)
+    return DOMAIN + msgspec.msgpack.encode((*plain, list(map(astuple, chunks))))
 
 
 def signed_result(unsigned: Result, sign: Callable[[bytes], bytes]) -> Result:

@@ -57,8 +57,6 @@ from .outer_fragments import OuterFragments
 # --- fragment posts -------------------------------------------------------------------------------
 STALL_S: Final = 30.0
 """A peer that takes no byte for so long has lost its stream."""
-MAX_POSTED: Final = 256
-"""Messages that wait for one peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class Posts:
         """Send this to a peer, some time soon; the payload must lie still until then."""
         box = self._boxes.get(peer_id)
         if box is None:
-            put, take = trio.open_memory_channel[tuple[Message, Payload]](MAX_POSTED)
+            put, take = trio.open_memory_channel[tuple[Message, Payload]](256)
             box = self._boxes[peer_id] = _Box(put, trio.CancelScope())
             self._start(self._carry, peer_id, box, take)
         self.posted += 1
