@@ -17,7 +17,7 @@ class Shares:
     per_prefix: int
 
 
-class Pace(NamedTuple):
+class StreamPace(NamedTuple):
     """How many a second, of one peer and of one network, and how many seconds' worth at once."""
 
     per_peer: float
@@ -42,7 +42,7 @@ MAX_CONTROL_PAYLOAD_BYTES: Final = 4 * 1024 * 1024
 
 # --- streams --------------------------------------------------------------------------------------
 INBOUND_STREAMS: Final = Shares(512, per_peer=32, per_prefix=192)
-INBOUND_PACE: Final = Pace(50.0, per_prefix=150.0, burst_s=4.0)
+INBOUND_PACE: Final = StreamPace(50.0, per_prefix=150.0, burst_s=4.0)
 """Streams that are served a second, in the long run; others wait. A burst: stripes, and questions
 after many chunks."""
 MAX_IDLE_CONNECTIONS: Final = 64
