@@ -77,10 +77,6 @@ from .table_messages import (
 
 REPLICAS: Final = 5
 """Nodes that a record is stored at."""
-BEAM: Final = 2 * REPLICAS
-"""A search asks the nearest of these: some have not heard of a record, and some are silent."""
-MAX_GATHERED: Final = 4 * RECORDS_OF_SHARD.total
-"""Records that a search takes: honest nodes keep nearly the same ones."""
 NODES: Final = replace(RECORDS, per_peer=1)
 """Nodes of the routing table: one for each peer."""
 
@@ -274,7 +270,8 @@ def _add_newest(gathered: dict[str, bytes], place: bytes, found: Collection[Foun
     """Add those of the records found that are valid, live, and outlast what was found before."""
     for peer_id, value in ((each.peer_id, each.value) for each in found):
         held = gathered.get(peer_id)
-        if value == held or (held is None and len(gathered) >= MAX_GATHERED):
+        # Honest nodes keep nearly the same records, so there are never many more than one keeps.
+        if value == held or (held is None and len(gathered) >= 4 * RECORDS_OF_SHARD.total):
             continue  # most nodes have the same: a signature takes time to check
         record = live_record_at(_clock(), place, peer_id, value)
         before = None if held is None else live_record_at(_clock(), place, peer_id, held)
@@ -375,7 +372,9 @@ class DhtNode:
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CALL_TIMEOUT_S / 2):
-                    await self._node.find_nearest_nodes([DHTID.from_bytes(place)], REPLICAS, BEAM)
+                    # Some of the nearest have not heard of a record, and some are silent.
+                    beam = 2 * REPLICAS
+                    await self._node.find_nearest_nodes([DHTID.from_bytes(place)], REPLICAS, beam)
         finally:
             searches = self._protocol.gathered[place]
             searches[:] = [each for each in searches if each is not gathered]

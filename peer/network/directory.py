@@ -288,9 +288,7 @@ def wall_time_s() -> float:
 
 @asynccontextmanager
 async def open_hivemind_directory(
-    network: Libp2pNetwork,
-    *,
-    wall_clock: Callable[[], float] = wall_time_s,
+    network: Libp2pNetwork, *, wall_clock: Callable[[], float] = wall_time_s
 ) -> AsyncIterator[HivemindDirectory]:
     """A directory on this network. Its process comes up meanwhile."""
     directory = HivemindDirectory(network, wall_clock)

@@ -38,23 +38,9 @@ from typing import Final
 
 import trio
 
-from peer.runtime import (
-    Address,
-    Judge,
-    NetworkStatistics,
-    OnBytes,
-    PeerId,
-    Stream,
-    StreamHandler,
-)
+from peer.runtime import Address, Judge, NetworkStatistics, OnBytes, PeerId, Stream, StreamHandler
 from protocol.address.multiaddr import relay_of
-from protocol.errors import (
-    LocalProtocolError,
-    LocoError,
-    RemoteProtocolError,
-    StreamLost,
-    leaves,
-)
+from protocol.errors import LocalProtocolError, LocoError, RemoteProtocolError, StreamLost, leaves
 from protocol.limits import INBOUND_PACE, INBOUND_STREAMS, READERS, Shares
 from protocol.membership.book import Budget, Fault, Paces
 from protocol.outcomes import RefusalReason

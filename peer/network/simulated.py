@@ -509,10 +509,7 @@ class SimulatedDhtWorld:
     """
 
     def __init__(
-        self,
-        seed: int,
-        latency_s: tuple[float, float] = (0.01, 0.2),
-        hidden_fraction: float = 0.0,
+        self, seed: int, latency_s: tuple[float, float] = (0.01, 0.2), hidden_fraction: float = 0.0
     ) -> None:
         self._seed = seed
         self._random = random.Random(seed)

@@ -109,10 +109,10 @@ class Contribution(Message, frozen=True, tag="contribution"):
         assert place is not None
         return self.lengths[place]
 
-    def is_genuine(self, sender: str, verify: Verify = verify_with_peer_id) -> bool:
+    def is_genuine(self, sender: str) -> bool:
         """Whether this peer has signed it, and it makes sense."""
         fits = len(self.stamps) == len(self.digests) == len(self.lengths)
-        return fits and verify(sender, contribution_bytes(self), self.signature)
+        return fits and verify_with_peer_id(sender, contribution_bytes(self), self.signature)
 
 
 def contribution_bytes(contribution: Contribution) -> bytes:
