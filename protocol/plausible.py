@@ -50,7 +50,7 @@ from itertools import accumulate
 from statistics import median_low
 from typing import Final, NamedTuple
 
-from protocol.limits import MAX_LINKS, forget_oldest
+from protocol.limits import MAX_LINKS
 
 WINDOW: Final = 16
 FIRST: Final = 4
@@ -232,7 +232,8 @@ def keep_newest(kept: dict[str, int], peer_id: str, number: int) -> None:
     """Keep it as the newest of those of so many peers as we may be linked with."""
     kept.pop(peer_id, None)
     kept[peer_id] = number
-    forget_oldest(kept, MAX_LINKS)
+    if len(kept) > MAX_LINKS:
+        del kept[next(iter(kept))]
 
 
 def told_length(length: float) -> float:

@@ -17,7 +17,7 @@ from peer.observe.events import Events
 from peer.runtime import Network, PeerId, Stream
 from protocol.errors import RemoteProtocolError, StreamLost
 from protocol.gossip.exchange import ExchangeState, exchange_id
-from protocol.limits import MAX_STRIPES, PIECE_BYTES, STRIPE_FROM_BYTES, forget_oldest
+from protocol.limits import MAX_STRIPES, PIECE_BYTES, STRIPE_FROM_BYTES
 from protocol.membership.group import other_group_sentence
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.run.ways import CODECS
@@ -227,7 +227,8 @@ class Exchanges:
             following=following,
             num_stripes=num_stripes,
         )
-        forget_oldest(self._remembered, MAX_REMEMBERED_EXCHANGES)
+        if len(self._remembered) > MAX_REMEMBERED_EXCHANGES:
+            del self._remembered[next(iter(self._remembered))]
         return exchange
 
     def remembers(self, peer_id: PeerId, name: str) -> bool:
