@@ -77,8 +77,6 @@ from protocol.limits import (
     MAX_CONVICTED,
     MAX_EVIDENCE_BYTES,
     MAX_KEPT_EVIDENCE_BYTES,
-    MAX_REMEMBERED,
-    forget_oldest,
 )
 from protocol.outcomes import AuditOutcome
 from protocol.plausible import contribution_shares
@@ -93,7 +91,7 @@ from protocol.wire.fragment_messages import (
 from protocol.wire.messages import decode_message, encode_message
 
 from .commands import Audit, Convict, Parts
-from .peers import Context
+from .peers import Context, forget_oldest
 
 AUDITS_PER_RESULT: Final = 2.0
 """How many of the others audit a result, on the average: with one, two lies of five are not seen
@@ -282,7 +280,7 @@ class Audits:
         for older in [each for each in self._results if each[::2] == key[::2]]:
             del self._results[older]
         self._results[key] = result, codes
-        forget_oldest(self._results, MAX_REMEMBERED)
+        forget_oldest(self._results)
         draw, _ = self._draw(key)
         if draw * max(1, len(self._peers.others)) < AUDITS_PER_RESULT:
             self._audit(key)
@@ -320,7 +318,7 @@ class Audits:
         if not any(_life(each) == _life(result) for each in kept):
             kept = sorted([*kept, result], key=_life)[-2:]
         self._signed[key] = kept
-        forget_oldest(self._signed, MAX_REMEMBERED)
+        forget_oldest(self._signed)
 
     # --- what comes of it -------------------------------------------------------------------------
     def audited(self, result: Result, outcome: AuditOutcome, proof: bytes) -> None:
@@ -335,7 +333,7 @@ class Audits:
             self.proved(result.owner, proof)
         elif outcome is AuditOutcome.UNOPENED and key not in self._doubted:
             self._doubted[key] = None
-            forget_oldest(self._doubted, MAX_REMEMBERED)
+            forget_oldest(self._doubted)
             self._results.pop(key, None)
             self._peers.note_unopened(*key)
             self._to_all(Doubt(self._group, *key))

@@ -13,9 +13,9 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-from protocol.limits import MAX_CONVICTED, MAX_REMEMBERED, forget_oldest
+from protocol.limits import MAX_CONVICTED, MAX_REMEMBERED
 from protocol.outcomes import AuditOutcome, RefusalReason
 from protocol.wire.fragment_messages import Doubt, FragmentSettled, NoResult, Proof, Result
 
@@ -51,6 +51,11 @@ BEGUN_FROM: Final = 2
 """In this round every chunk has had its first step, wherever all went well."""
 LATE_ROUNDS: Final = 3
 """A peer that is further from a cycle than this, by what was last heard, is not waited for."""
+
+
+def forget_oldest(kept: dict[Any, Any], most: int = MAX_REMEMBERED) -> None:
+    while len(kept) > most:
+        del kept[next(iter(kept))]
 
 
 class Peers:
@@ -159,7 +164,7 @@ class Peers:
         """An owner does not show what its result was made of."""
         self._unopened[fragment, cycle, owner] = None
         self.withdrawn.append(owner)
-        forget_oldest(self._unopened, MAX_REMEMBERED)
+        forget_oldest(self._unopened)
 
     def forget_absent(self) -> None:
         """Forget every peer that is not there (rule 3)."""
