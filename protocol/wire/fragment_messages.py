@@ -116,7 +116,7 @@ class Contribution(Message, frozen=True, tag="contribution"):
 
 
 def contribution_bytes(contribution: Contribution) -> bytes:
-    """What the sender signs: all fields but the signature, without their names."""
+    """All fields but the signature, without their names: the sender signs these."""
     *plain, stamps, digests, lengths, _ = astuple(contribution)
     body = (*plain, list(map(astuple, stamps)), digests, list(map(float, lengths)))
     return CONTRIBUTION_DOMAIN + msgspec.msgpack.encode(body)
@@ -221,7 +221,7 @@ class Result(Message, frozen=True, tag="result"):
 
 
 def signed_bytes(result: Result) -> bytes:
-    """What the owner signs: all fields but `carried` and the signature, without their names."""
+    """All fields but `carried` and the signature, without their names: the owner signs these."""
     *plain, chunks, _, _ = astuple(result)
     return DOMAIN + msgspec.msgpack.encode((*plain, list(map(astuple, chunks))))
 
