@@ -4,7 +4,32 @@ What passes a bound is a `RemoteProtocolError` (they did it) or a counted refusa
 for somebody else. Bounds that concern one file stand there.
 """
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Places in all, and those of one peer and of one network (protocol/membership/book.py)."""
+
+    total: int
+    per_peer: int
+    per_prefix: int
+
+
+class StreamPace(NamedTuple):
+    """How many a second, of one peer and of one network, and how many seconds' worth at once."""
+
+    per_peer: float
+    per_prefix: float
+    burst_s: float
+
+
+def forget_oldest(kept: dict[Any, Any], most: int) -> None:
+    """Keep the newest of a table."""
+    while len(kept) > most:
+        del kept[next(iter(kept))]
+
 
 # --- frames ---------------------------------------------------------------------------------------
 MAX_COUNT: Final = (1 << 63) - 1
@@ -16,15 +41,10 @@ MAX_CONTROL_PAYLOAD_BYTES: Final = 4 * 1024 * 1024
 """Longest payload accepted where no particular size is expected."""
 
 # --- streams --------------------------------------------------------------------------------------
-MAX_INBOUND_STREAMS: Final = 512
-MAX_INBOUND_STREAMS_PER_PEER: Final = 32
-MAX_INBOUND_STREAMS_PER_PREFIX: Final = 192
-"""Streams of one network: a /24 or /48 of the open internet (protocol/membership/book.py)."""
-INBOUND_STREAMS_PER_S: Final = 50.0
-"""Streams of one peer that are served a second, in the long run; others wait."""
-INBOUND_STREAMS_PER_S_OF_PREFIX: Final = 150.0
-INBOUND_STREAMS_BURST_S: Final = 4.0
-"""Seconds' worth of them that may come at once: stripes, and questions after many chunks."""
+INBOUND_STREAMS: Final = Shares(512, per_peer=32, per_prefix=192)
+INBOUND_PACE: Final = StreamPace(50.0, per_prefix=150.0, burst_s=4.0)
+"""Streams that are served a second, in the long run; others wait. A burst: stripes, and questions
+after many chunks."""
 MAX_IDLE_CONNECTIONS: Final = 64
 """Connections over which no stream of ours goes: those of strangers, and of newcomers."""
 MAX_CONNECTIONS_PER_PEER: Final = 8
@@ -46,14 +66,10 @@ RECORD_SHARDS: Final = 8
 MAX_RECORD_ADDRESSES: Final = 3
 MAX_RECORD_LIFETIME_S: Final = 3600.0
 """A record that expires later is not kept."""
-MAX_RECORDS_PER_SHARD: Final = 64
-MAX_RECORDS_PER_SHARD_OF_PREFIX: Final = 16
-"""Those that came from one network."""
-MAX_RECORDS: Final = 4096
-"""Records that one node of the table keeps, at all places."""
-MAX_RECORDS_PER_PEER: Final = 4
-"""A peer has one for the group that it is in, and for a while those of groups that it has left."""
-MAX_RECORDS_PER_PREFIX: Final = 512
+RECORDS_OF_SHARD: Final = Shares(64, per_peer=1, per_prefix=16)
+RECORDS: Final = Shares(4096, per_peer=4, per_prefix=512)
+"""Records that one node of the table keeps, at all places. A peer has one for the group that it is
+in, and for a while those of groups that it has left."""
 PLACE_BYTES: Final = 20
 """SHA-1: of a key its place in the table, of a peer id its node id."""
 NEAREST_NODES: Final = 20
@@ -61,21 +77,17 @@ NEAREST_NODES: Final = 20
 
 # --- membership -----------------------------------------------------------------------------------
 MAX_LINKS: Final = 64
-MAX_LINKS_PER_PEER: Final = 2
-"""Opened to us by one identity: a live link, and one that is to take its place."""
-MAX_LINKS_PER_PREFIX: Final = 32
+LINK_PLACES: Final = Shares(2 * MAX_LINKS, per_peer=2, per_prefix=32)
+"""Links that others have opened to us: of one peer a live one, and one that takes its place."""
 LINK_MESSAGES_PER_S: Final = 50.0
 """Messages read of one link, in the long run; the rest waits on its line. A list of peers counts as
 a second's worth."""
 MAX_CLOCK_OFFSET_S: Final = 300.0
 """Clocks of two peers may differ by so much; further apart, one is wrong, and who knows which."""
 MAX_DIALS: Final = 32
-MAX_HEARSAY: Final = 1024
-"""Peers known by name alone."""
-MAX_HEARSAY_PER_PEER: Final = 64
-"""Those that one peer has named."""
-MAX_HEARSAY_DIALS: Final = 16
-MAX_HEARSAY_DIALS_PER_PEER: Final = 8
+HEARSAY: Final = Shares(1024, per_peer=64, per_prefix=1024)
+"""Peers known by name alone, and those that one peer has named."""
+HEARSAY_DIALS: Final = Shares(16, per_peer=8, per_prefix=16)
 MAX_HEARSAY_TRIES: Final = 3
 ALIVE_WITNESSES: Final = 2
 """Peers that must have seen another life of an identity before it keeps out a newcomer."""
@@ -84,17 +96,13 @@ MAX_PEERS_PER_EXCHANGE: Final = 64
 MAX_MEMBERS: Final = 4096
 
 # --- relays and dial-back -------------------------------------------------------------------------
-MAX_RESERVATIONS: Final = 64
-MAX_RESERVATIONS_PER_PREFIX: Final = 32
-MAX_CIRCUITS: Final = 128
-MAX_CIRCUITS_PER_PEER: Final = 16
-MAX_CIRCUITS_PER_PREFIX: Final = 64
-"""Places and circuits that peers of one network hold at a relay."""
+RESERVATIONS: Final = Shares(64, per_peer=1, per_prefix=32)
+CIRCUITS: Final = Shares(128, per_peer=16, per_prefix=64)
+"""Places at a relay, and circuits that are opened through it."""
 STRANGERS_SHARE: Final = 1 / 16
 """The share of a relay's rate for circuits of peers that it does not know: enough for a hello."""
-MAX_DIAL_BACKS: Final = 8
+DIAL_BACKS: Final = Shares(8, per_peer=1, per_prefix=2)
 """Peers whose addresses we try at once."""
-MAX_DIAL_BACKS_PER_PREFIX: Final = 2
 MAX_DIAL_BACK_ADDRESSES: Final = 4
 DIAL_BACK_EVERY_S: Final = 20.0
 """The addresses of one peer are tried once in this time."""
@@ -158,10 +166,8 @@ MAX_PARTS_PER_REQUEST: Final = 16
 MAX_ASKED: Final = 8
 """Pieces of a corpus, or units of a state, on their way to us at once."""
 MAX_ASKED_PER_SOURCE: Final = 2
-MAX_READERS: Final = 16
+READERS: Final = Shares(16, per_peer=4, per_prefix=12)
 """Streams on which content is asked of us at once."""
-MAX_READERS_PER_PEER: Final = 4
-MAX_READERS_PER_PREFIX: Final = 12
 MAX_READER_REQUESTS: Final = 64
 """Requests on one such stream, without those for parts of a state."""
 STATE_CHUNK_BYTES: Final = 1 << 20
@@ -179,6 +185,9 @@ MAX_PIECES: Final = 1 << 18
 With pieces of the usual size that is 1 TiB of tokens."""
 MAX_PIECE_BYTES: Final = 16 * 1024 * 1024 + 1024
 """Piece of a corpus; more than the largest `data.piece_kib`, for the token that a piece shares."""
+
+MAX_REMEMBERED: Final = 1024
+"""Results, lost microbatches and the like that are known of still; the oldest make room."""
 
 # --- steps ----------------------------------------------------------------------------------------
 EPSILON: Final = 1e-6

@@ -8,18 +8,18 @@ within the bounds has the pull of one peer, and one beyond them has none.
 Rules
   1. The last WINDOW distances that were let through are kept. An occasion counts once: a distance
      that replaces another stands in its place. In their middle each sender has one voice. The bound
-     is the middle times a factor: as many times as their scatter explains (SPREADS median absolute
-     deviations of their logarithms), at least LEAST_FACTOR, at most LARGEST_FACTOR, which holds as
-     long as fewer than MANY are there. So neither a calm time nor a wild one, nor a liar that makes
-     some of them large, makes it too narrow or too wide.
+     is the middle times a factor: as many times as their scatter explains (BOUND.spreads median
+     absolute deviations of their logarithms), within BOUND; its largest holds as long as fewer than
+     MANY are there. So neither a calm time nor a wild one, nor a liar that makes some of them
+     large, makes it too narrow or too wide.
   2. Before FIRST distances are there, the bound is the scale that the caller gives, which is wide:
      a peer that was elsewhere must be able to come back.
-  3. Beyond some middles (LEAST_CLIP to CLIP_FACTOR, by the scatter: CLIP_SPREADS deviations) a
-     vector counts less, so that it pulls no more than one at that distance would; and it is
-     remembered as if it were there, so that liars do not shift what is usual. Before FIRST
-     distances the caller's expectation stands in the place of the middle, and CLIP_FACTOR holds.
-     The caller may say what is the least that counts as usual, by what it knows itself, so that
-     nobody makes others implausible by bringing us what we have.
+  3. Beyond some middles (within CLIP, by the scatter) a vector counts less, so that it pulls no
+     more than one at that distance would; and it is remembered as if it were there, so that liars
+     do not shift what is usual. Before FIRST distances the caller's expectation stands in the place
+     of the middle, and CLIP.largest holds. The caller may say what is the least that counts as
+     usual, by what it knows itself, so that nobody makes others implausible by bringing us what we
+     have.
   4. A peer that finds values of ODD_ONES peers implausible in a row, or ODD_TIMES of any, is itself
      the one that is elsewhere (it was parted, or began anew): it forgets what it saw, and rule 2
      holds. One sender that was implausible ODD_ONES times, whatever others brought meanwhile, is
@@ -28,7 +28,7 @@ Rules
      ever longer: so a liar has two or three of them in an hour.
   5. A distance that is no number, or infinite, is never plausible.
   6. Replicas move apart with the steps that they train between two averages. After k times as many
-     steps as usual, a pair's together, the bound is k times as wide (LARGEST_FACTOR at most). The
+     steps as usual, a pair's together, the bound is k times as wide (BOUND.largest at most). The
      clip moves k times as far only where our own steps are that many: of theirs we have their word
      alone. Our own are those since the sender moved us, or two others did, whichever is less: so
      one that is everybody's partner does not keep the others from coming back. What is much nearer
@@ -55,13 +55,19 @@ from protocol.limits import MAX_LINKS
 WINDOW: Final = 16
 FIRST: Final = 4
 MANY: Final = 8
-SPREADS: Final = 6.0
-LEAST_FACTOR: Final = 4.0
-LARGEST_FACTOR: Final = 8.0
+
+
+class Factor(NamedTuple):
+    """A factor of the middle: by so many deviations of the scatter, within two bounds."""
+
+    spreads: float
+    least: float
+    largest: float
+
+
+BOUND: Final = Factor(6.0, least=4.0, largest=8.0)
 """How many times as far as usual a plausible value may be: by their scatter, and again by steps."""
-CLIP_SPREADS: Final = 2.0
-LEAST_CLIP: Final = 1.25
-CLIP_FACTOR: Final = 1.5
+CLIP: Final = Factor(2.0, least=1.25, largest=1.5)
 """It holds for contributions to fragments too, of which all are there at once."""
 CLIP_OF_TWO: Final = 4.0
 """The same of two contributions to a fragment: neither is the middle, and a fast
@@ -107,9 +113,7 @@ class Plausibility:
         """The largest distance that is plausible after a pair's steps (rules 1, 2, 3 and 6)."""
         if not self.has_seen_enough:
             return scale
-        factor = LARGEST_FACTOR
-        if len(self._seen) >= MANY:
-            factor = min(LARGEST_FACTOR, max(LEAST_FACTOR, self._factor(SPREADS)))
+        factor = self._factor(BOUND) if len(self._seen) >= MANY else BOUND.largest
         return self._reach(steps) * factor * max(least, self._middle)
 
     def is_usual(self, distance: float) -> bool:
@@ -125,23 +129,23 @@ class Plausibility:
 
     def _reach(self, steps: float) -> float:
         """How many times as far as usual replicas may have moved in so many steps (rule 6)."""
-        return min(LARGEST_FACTOR, max(1.0, steps / max(1, self._usual_steps)))
+        return min(BOUND.largest, max(1.0, steps / max(1, self._usual_steps)))
 
     @property
     def _usual_steps(self) -> float:
         return self._middle_of([seen.steps for seen in self._seen])
 
-    def _factor(self, spreads: float) -> float:
-        """The factor of the middle that so many standard deviations explain."""
+    def _factor(self, within: Factor) -> float:
+        """The factor of the middle that the scatter explains."""
         logarithms = [math.log(seen.distance) for seen in self._seen]
         middle = self._middle_of(logarithms)
         spread = _NORMAL * self._middle_of([abs(each - middle) for each in logarithms])
-        return math.exp(min(10.0, spreads * spread))
+        explained = math.exp(min(10.0, within.spreads * spread))
+        return min(within.largest, max(within.least, explained))
 
     def _usual(self, least: float) -> float:
         """The distance from which on a vector counts less, after the usual steps (rule 3)."""
-        factor = min(CLIP_FACTOR, max(LEAST_CLIP, self._factor(CLIP_SPREADS)))
-        return factor * max(least, self._middle)
+        return self._factor(CLIP) * max(least, self._middle)
 
     def _since(self, peer_id: str) -> int:
         """Our own steps since that peer or two others moved us (rule 6)."""
@@ -183,7 +187,7 @@ class Plausibility:
         if not math.isfinite(distance) or distance > bound:
             self._note_refused(peer_id)
             return None
-        usual = most = self._usual(least) if self.has_seen_enough else CLIP_FACTOR * expected
+        usual = most = self._usual(least) if self.has_seen_enough else CLIP.largest * expected
         if self.has_seen_enough:
             most *= self._reach(own_steps)
         if whole:
@@ -247,10 +251,10 @@ def contribution_shares(told: Sequence[float]) -> list[float]:
     Whole machines agree on this to the bit: the lengths are given, and there are few operations.
     """
     lengths = [length if length < NO_LENGTH else math.inf for length in told]
-    return clipped_shares(lengths, CLIP_FACTOR if len(lengths) > 2 else CLIP_OF_TWO)
+    return clipped_shares(lengths, CLIP.largest if len(lengths) > 2 else CLIP_OF_TWO)
 
 
-def clipped_shares(lengths: Sequence[float], factor: float = CLIP_FACTOR) -> list[float]:
+def clipped_shares(lengths: Sequence[float], factor: float = CLIP.largest) -> list[float]:
     """How much each of several vectors counts in their mean, by their lengths.
 
     None pulls further than `factor` times the middle one (of two middle ones the shorter) would;

@@ -31,7 +31,7 @@ from protocol.diloco.commands import Admitted, Average, ResultArrived, WriteResu
 from protocol.diloco.owners import owners_of_chunks
 from protocol.fragment.fragments import fragments_of_run, sends_between
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT
-from protocol.plausible import CLIP_FACTOR
+from protocol.plausible import CLIP
 from protocol.run.run_spec import RunSpec
 from protocol.run.sections import DilocoSection
 from protocol.wire.fragment_messages import Contribution, Result
@@ -198,7 +198,7 @@ class FragmentSwarm:
         """A liar's codes; a vector is let through up to where it is clipped."""
         honest = moves[: self._arm.honest]
         usual = median_low(sorted(map(rms, honest)))
-        scene = Scene(fragment, moves[liar], honest, CLIP_FACTOR * usual)
+        scene = Scene(fragment, moves[liar], honest, CLIP.largest * usual)
         values = -self._liars.lied_move(scene)
         return self._liars.lied_codes((liar, fragment), values, self._pieces[fragment])
 

@@ -13,7 +13,7 @@ from peer.averaging.diloco.nesterov import num_trimmed
 from peer.averaging.diloco.outer_fragments import FIRST_RESULTS
 from protocol.diloco.owners import owners_of_chunks
 from protocol.fragment.fragments import fragments_of_run, sends_between
-from protocol.plausible import CLIP_FACTOR, Plausibility, contribution_shares
+from protocol.plausible import CLIP, Plausibility, contribution_shares
 from protocol.run.sections import DilocoSection
 
 from .arms import NONE
@@ -160,7 +160,7 @@ class LongFragments:
                     centre_C = self._v_JP[of.index, self._columns[fragment]]
                     lied_RC[liars] = centre_C - of_length(push_C, FAR * usual)
                 else:
-                    lied_RC[liars] = -of_length(push_C, JUST_BELOW * CLIP_FACTOR * usual)
+                    lied_RC[liars] = -of_length(push_C, JUST_BELOW * CLIP.largest * usual)
             elif of.arm.attack == SLY:
                 push_C = of.directions.setdefault(fragment, -mean_C)
                 lied_RC[liars] = -self._sly(of, fragment, cycle, -sent_RC[honest], push_C, usual)
@@ -190,7 +190,7 @@ class LongFragments:
         needed = middle / 2 if of.arm.defence == "half" else min(0.0, middle)
         measured = zip(gains, lengths(lies_LC).tolist(), strict=False)
         for number, (gain, length) in enumerate(measured):
-            if gain >= needed + 0.0005 and length <= CLIP_FACTOR * usual:
+            if gain >= needed + 0.0005 and length <= CLIP.largest * usual:
                 return lies_LC[number]
         return mean_C
 

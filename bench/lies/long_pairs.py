@@ -11,7 +11,7 @@ import torch
 
 from peer.averaging.gossip.lane import EXPECTED_AT_FIRST, FARTHEST_AT_FIRST, FARTHEST_WHOLE
 from protocol.gossip.matchmaking import pair_rank, resting
-from protocol.plausible import CLIP_FACTOR, LEAST_CLIP, WINDOW, Plausibility
+from protocol.plausible import CLIP, WINDOW, Plausibility
 
 from .arms import PEERS
 from .liars import JUST_BELOW
@@ -185,7 +185,7 @@ class LongPairs:
         distances = lengths(lies_NLP - own_N1P).tolist()
         chosen = {}
         for number, (of, one, reach) in enumerate(fooled):
-            most = JUST_BELOW * min(reach, LEAST_CLIP * float(usuals[number]))
+            most = JUST_BELOW * min(reach, CLIP.least * float(usuals[number]))
             needed = self._needed(of, one) + SLY_MARGIN
             before, *after = losses[number]
             pairs = zip(distances[number], after, strict=True)
@@ -284,7 +284,7 @@ class LongPairs:
         shares = []
         for (of, one, _, row), distance in zip(asked, lengths(away_NP).tolist(), strict=True):
             seen = of.peers[one].distances
-            most = CLIP_FACTOR * median(seen) if seen else distance
+            most = CLIP.largest * median(seen) if seen else distance
             seen.append(min(distance, most))
             shares.append(min(1.0, median(seen) / max(distance, 1e-30)))
             weights[row] = 0.5

@@ -59,7 +59,6 @@ from . import (
 )
 from .compiled import in_chunks, kernels_of, loops_named
 
-_CUDA_TILE: Final = 64 * TILE
 _LOW_HALF: Final = 0xFFFF
 
 
@@ -254,7 +253,7 @@ class BlockCodec(Codec):
 
 
 def _tile_on(device: torch.device) -> int:
-    return _CUDA_TILE if device.type == "cuda" else TILE
+    return 64 * TILE if device.type == "cuda" else TILE
 
 
 def _tiles(vector: torch.Tensor) -> list[tuple[int, int]]:

@@ -14,14 +14,7 @@ import numpy as np
 from . import BLOCK
 from .codecs import HALF, LEVELS, MIDPOINTS, Int4Codec
 from .compiled import helper, kernel
-from .int8_kernels import (
-    Array,
-    are_scales_valid,
-    largest_bits,
-    scale_from,
-    scale_of,
-    values_of,
-)
+from .int8_kernels import Array, are_scales_valid, largest_bits, scale_from, scale_of, values_of
 
 _LEVELS: Final = np.array(LEVELS, np.float32)
 _MIDPOINTS: Final = tuple(np.float32(midpoint) for midpoint in MIDPOINTS)

@@ -28,11 +28,7 @@ from peer.network.handlers import Readers
 from peer.runtime import Network, Stream, Work
 from protocol.content.scheduler import AtOnce
 from protocol.errors import Refused
-from protocol.limits import (
-    MAX_BLOB_BYTES,
-    MAX_READER_REQUESTS,
-    MAX_READERS,
-)
+from protocol.limits import MAX_BLOB_BYTES, MAX_READER_REQUESTS, READERS
 from protocol.membership.group import other_group_sentence
 from protocol.outcomes import RefusalReason
 from protocol.run.needs import KEPT_STATES
@@ -198,7 +194,7 @@ class ContentService:
         for directory in self.state_dir.glob("*/"):  # of groups whose states were asked for before
             remove_state_files(directory, keep=())
         self._readers = Readers()
-        self._at_once = AtOnce(MAX_READERS)
+        self._at_once = AtOnce(READERS.total)
         self._turns = trio.Lock()
         self._ended = ParkingLot()
 

@@ -26,14 +26,7 @@ import trio
 
 from peer.runtime import PeerId
 from protocol.errors import LocoError
-from protocol.limits import (
-    ALIVE_WITNESSES,
-    MAX_CLOCK_OFFSET_S,
-    MAX_LINKS,
-    MAX_LINKS_PER_PEER,
-    MAX_LINKS_PER_PREFIX,
-)
-from protocol.membership.book import Shares
+from protocol.limits import ALIVE_WITNESSES, MAX_CLOCK_OFFSET_S
 from protocol.membership.clock_offset import ClockOffsetEstimator
 from protocol.membership.view import Roster
 from protocol.outcomes import RefusalReason
@@ -45,8 +38,6 @@ from .admission import Admission
 from .link import Link
 from .ports import Ports
 
-LINK_PLACES: Final = Shares(2 * MAX_LINKS, MAX_LINKS_PER_PEER, MAX_LINKS_PER_PREFIX)
-"""Links that others have opened to us."""
 NO_ROOM: Final = Refusal(
     RefusalReason.TOO_MANY, "I hold as many links as I can, or as I have for you; ask another peer"
 )

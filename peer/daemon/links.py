@@ -39,9 +39,9 @@ from protocol.errors import Declined, LocoError, Refused, RemoteProtocolError, S
 from protocol.limits import (
     ANSWER_S,
     LINK_MESSAGES_PER_S,
+    LINK_PLACES,
     MAX_DIALS,
     MAX_LINKS,
-    MAX_LINKS_PER_PREFIX,
     MAX_PEERS_PER_EXCHANGE,
 )
 from protocol.membership.book import Budget, Fault, PeerBook, prefix_of
@@ -60,7 +60,7 @@ from protocol.wire.messages import (
 from protocol.wire.versions import HELLO
 
 from .admission import Reputation
-from .greeting import BEAT_S, LINK_PLACES, NO_ROOM, Duplicates, Greeter
+from .greeting import BEAT_S, NO_ROOM, Duplicates, Greeter
 from .link import FROM_LINK, FromLink, Link, Outgoing, beat_to
 from .ports import Ports
 
@@ -135,7 +135,7 @@ class Links:
     def _room_to_dial(self) -> int:
         """Links that we may still open; however many others have opened, they leave us some."""
         ours = sum(links[-1].opened_by_us for links in self._links.values())
-        return MAX_LINKS - ours - min(len(self._links) - ours, MAX_LINKS_PER_PREFIX)
+        return MAX_LINKS - ours - min(len(self._links) - ours, LINK_PLACES.per_prefix)
 
     async def _tell_at_once(self) -> None:
         while True:

@@ -27,15 +27,8 @@ from peer.observe.event_names import EventName
 from peer.runtime import Address, Network, PeerId, Stream
 from protocol.address.multiaddr import is_relayed, split_peer_id
 from protocol.errors import LocoError
-from protocol.limits import (
-    ANSWER_S,
-    DIAL_BACK_EVERY_S,
-    MAX_DIAL_BACKS,
-    MAX_DIAL_BACKS_PER_PREFIX,
-    MAX_LINKS,
-    MAX_LINKS_PER_PREFIX,
-)
-from protocol.membership.book import BackOff, Budget, Shares, prefix_of
+from protocol.limits import ANSWER_S, DIAL_BACK_EVERY_S, DIAL_BACKS, LINK_PLACES, MAX_LINKS
+from protocol.membership.book import BackOff, Budget, prefix_of
 from protocol.membership.dial_back import (
     DialBacks,
     Reach,
@@ -126,7 +119,7 @@ class Reaching:
         self._relays: dict[PeerId, tuple[float, Address]] = {}
         self._patience = BackOff(RELAY_PAUSE_S, RELAY_PAUSE_S)
         self._tried: dict[PeerId, tuple[float, str | None]] = {}
-        self._trying = Budget(Shares(MAX_DIAL_BACKS, 1, MAX_DIAL_BACKS_PER_PREFIX))
+        self._trying = Budget(DIAL_BACKS)
         self._ask_at_s = 0.0
 
     async def run(self) -> None:
@@ -163,7 +156,7 @@ class Reaching:
         since_s, network = now_s - DIAL_BACK_EVERY_S, prefix_of(observed)
         recent = {peer: last for peer, last in self._tried.items() if last[0] > since_s}
         beside = sum(network is not None and last[1] == network for last in recent.values())
-        full = len(recent) >= MAX_LINKS or beside >= MAX_LINKS_PER_PREFIX
+        full = len(recent) >= MAX_LINKS or beside >= LINK_PLACES.per_prefix
         self._tried = recent
         if not tried or full or peer_id in recent or not self._trying.has_room(peer_id, observed):
             return False

@@ -98,11 +98,7 @@ class Conversation:
         await close(self._stream)
 
     async def send(
-        self,
-        message: Message,
-        payload: Payload | None = None,
-        *,
-        stall_s: float = SEND_STALL_S,
+        self, message: Message, payload: Payload | None = None, *, stall_s: float = SEND_STALL_S
     ) -> None:
         """Send one message and its payload.
 

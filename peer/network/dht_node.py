@@ -30,6 +30,7 @@ import threading
 import time
 from collections.abc import Collection, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import hivemind.dht.node
@@ -43,13 +44,8 @@ from hivemind.utils.logging import use_hivemind_log_handler
 from msgspec import Struct
 
 from peer.runtime.child_frames import READ_BYTES, FrameDecoder, encode
-from protocol.limits import (
-    MAX_RECORDS,
-    MAX_RECORDS_PER_PREFIX,
-    MAX_RECORDS_PER_SHARD,
-    NEAREST_NODES,
-)
-from protocol.membership.book import REDIAL_FIRST_S, REDIAL_MAX_S, BackOff, Budget, Shares
+from protocol.limits import NEAREST_NODES, RECORDS, RECORDS_OF_SHARD
+from protocol.membership.book import REDIALS, BackOff, Budget
 from protocol.membership.record_table import RecordTable, live_record_at
 from protocol.membership.records import place_of
 from protocol.wire.directory_messages import (
@@ -79,14 +75,9 @@ from .table_messages import (
     Up,
 )
 
-PARALLEL_RPC: Final = 32
 REPLICAS: Final = 5
 """Nodes that a record is stored at."""
-BEAM: Final = 2 * REPLICAS
-"""A search asks the nearest of these: some have not heard of a record, and some are silent."""
-MAX_GATHERED: Final = 4 * MAX_RECORDS_PER_SHARD
-"""Records that a search takes: honest nodes keep nearly the same ones."""
-NODES: Final = Shares(MAX_RECORDS, 1, MAX_RECORDS_PER_PREFIX)
+NODES: Final = replace(RECORDS, per_peer=1)
 """Nodes of the routing table: one for each peer."""
 
 
@@ -185,7 +176,7 @@ class _Resting:
     """In place of hivemind's blacklist, which never forgets a name."""
 
     def __init__(self) -> None:
-        self._pauses = BackOff(REDIAL_FIRST_S, REDIAL_MAX_S)
+        self._pauses = BackOff(*REDIALS)
 
     def register_failure(self, peer_id: str) -> None:
         self._pauses.failed(peer_id, _clock())
@@ -279,7 +270,8 @@ def _add_newest(gathered: dict[str, bytes], place: bytes, found: Collection[Foun
     """Add those of the records found that are valid, live, and outlast what was found before."""
     for peer_id, value in ((each.peer_id, each.value) for each in found):
         held = gathered.get(peer_id)
-        if value == held or (held is None and len(gathered) >= MAX_GATHERED):
+        # Honest nodes keep nearly the same records, so there are never many more than one keeps.
+        if value == held or (held is None and len(gathered) >= 4 * RECORDS_OF_SHARD.total):
             continue  # most nodes have the same: a signature takes time to check
         record = live_record_at(_clock(), place, peer_id, value)
         before = None if held is None else live_record_at(_clock(), place, peer_id, held)
@@ -316,7 +308,7 @@ class DhtNode:
             node_id=node_id_of(line.peer_id),
             bucket_size=NEAREST_NODES,
             num_replicas=REPLICAS,
-            parallel_rpc=PARALLEL_RPC,
+            parallel_rpc=32,
             cache_locally=False,
             cache_nearest=0,
             cache_on_store=False,
@@ -380,7 +372,9 @@ class DhtNode:
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CALL_TIMEOUT_S / 2):
-                    await self._node.find_nearest_nodes([DHTID.from_bytes(place)], REPLICAS, BEAM)
+                    # Some of the nearest have not heard of a record, and some are silent.
+                    beam = 2 * REPLICAS
+                    await self._node.find_nearest_nodes([DHTID.from_bytes(place)], REPLICAS, beam)
         finally:
             searches = self._protocol.gathered[place]
             searches[:] = [each for each in searches if each is not gathered]

@@ -33,7 +33,7 @@ from peer.runtime import Address, PeerId, Stream
 from peer.runtime.child_frames import ChildDied, PipeError
 from peer.runtime.child_process import ChildProcess
 from protocol.errors import LocoError, leaves
-from protocol.limits import ANSWER_S, MAX_INBOUND_STREAMS
+from protocol.limits import ANSWER_S, INBOUND_STREAMS, MAX_LINKS
 from protocol.membership.book import BackOff
 from protocol.wire.directory_messages import (
     FindRecords,
@@ -45,7 +45,7 @@ from protocol.wire.directory_messages import (
 from protocol.wire.versions import DIRECTORY
 
 from .conversation import Conversation
-from .libp2p import RESTART_MAX_S, RESTART_MIN_S, Libp2pNetwork
+from .libp2p import RESTARTS, Libp2pNetwork
 from .table_messages import (
     CALL_TIMEOUT_S,
     FROM_TABLE,
@@ -68,8 +68,6 @@ START_TIMEOUT_S: Final = 60.0
 """Python on a busy machine with a cold disk takes its time."""
 ASK_TIMEOUT_S: Final = 2.0
 """The time of another peer to be reached and to answer; one search asks many."""
-MAX_ENTRY_PEERS: Final = 64
-"""Peers to enter the table by after a restart; the oldest give way."""
 PROGRAM: Final = "peer.network.table"
 
 
@@ -87,7 +85,7 @@ class _Life:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[trio.Event, list[Response]]] = {}
         self._to_send, self._sent = trio.open_memory_channel[TableRequest | Response](
-            2 * MAX_INBOUND_STREAMS
+            2 * INBOUND_STREAMS.total
         )
 
     async def request(self, body: Any, ahead_s: float) -> Response | None:
@@ -177,7 +175,7 @@ class HivemindDirectory:
         if not peer_ids:
             return
         kept = {known: None for known in self._entry_peers if known not in peer_ids}
-        self._entry_peers = dict.fromkeys([*kept, *peer_ids][-MAX_ENTRY_PEERS:])
+        self._entry_peers = dict.fromkeys([*kept, *peer_ids][-MAX_LINKS:])
         await self._call(Enter(tuple(self._entry_peers)))
 
     async def _call(self, body: Store | Get | Enter) -> Told | Records | None:
@@ -247,7 +245,7 @@ class HivemindDirectory:
     # --- the process ------------------------------------------------------------------------------
     async def supervise(self) -> None:
         """Keep a process running."""
-        pauses = BackOff(RESTART_MIN_S, RESTART_MAX_S)
+        pauses = BackOff(*RESTARTS)
         while True:
             try:
                 await self._live_once()
@@ -290,9 +288,7 @@ def wall_time_s() -> float:
 
 @asynccontextmanager
 async def open_hivemind_directory(
-    network: Libp2pNetwork,
-    *,
-    wall_clock: Callable[[], float] = wall_time_s,
+    network: Libp2pNetwork, *, wall_clock: Callable[[], float] = wall_time_s
 ) -> AsyncIterator[HivemindDirectory]:
     """A directory on this network. Its process comes up meanwhile."""
     directory = HivemindDirectory(network, wall_clock)

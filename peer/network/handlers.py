@@ -38,35 +38,11 @@ from typing import Final
 
 import trio
 
-from peer.runtime import (
-    Address,
-    Judge,
-    NetworkStatistics,
-    OnBytes,
-    PeerId,
-    Stream,
-    StreamHandler,
-)
+from peer.runtime import Address, Judge, NetworkStatistics, OnBytes, PeerId, Stream, StreamHandler
 from protocol.address.multiaddr import relay_of
-from protocol.errors import (
-    LocalProtocolError,
-    LocoError,
-    RemoteProtocolError,
-    StreamLost,
-    leaves,
-)
-from protocol.limits import (
-    INBOUND_STREAMS_BURST_S,
-    INBOUND_STREAMS_PER_S,
-    INBOUND_STREAMS_PER_S_OF_PREFIX,
-    MAX_INBOUND_STREAMS,
-    MAX_INBOUND_STREAMS_PER_PEER,
-    MAX_INBOUND_STREAMS_PER_PREFIX,
-    MAX_READERS,
-    MAX_READERS_PER_PEER,
-    MAX_READERS_PER_PREFIX,
-)
-from protocol.membership.book import Budget, Fault, Paces, Shares
+from protocol.errors import LocalProtocolError, LocoError, RemoteProtocolError, StreamLost, leaves
+from protocol.limits import INBOUND_PACE, INBOUND_STREAMS, READERS, Shares
+from protocol.membership.book import Budget, Fault, Paces
 from protocol.outcomes import RefusalReason
 from protocol.wire.versions import HELLO, ROOT
 
@@ -194,9 +170,6 @@ class PeerStream(ABC):
 
 
 # --- the places of those that read from us --------------------------------------------------------
-READERS: Final = Shares(MAX_READERS, MAX_READERS_PER_PEER, MAX_READERS_PER_PREFIX)
-
-
 class Readers:
     """Places of those that read from us (book.py, rule 8)."""
 
@@ -225,9 +198,6 @@ class Readers:
 
 # --- what both networks are -----------------------------------------------------------------------
 
-INBOUND_STREAMS: Final = Shares(
-    MAX_INBOUND_STREAMS, MAX_INBOUND_STREAMS_PER_PEER, MAX_INBOUND_STREAMS_PER_PREFIX
-)
 MAX_TOLD: Final = 8
 """Peers of which the same bug is told. A bug is a kind of error and a line of code, so there are as
 many as there are, however many peers run into them."""
@@ -258,9 +228,7 @@ class BaseNetwork:
     def __init__(self) -> None:
         self._handlers: dict[str, StreamHandler] = {}
         self._active = Budget(INBOUND_STREAMS)
-        self._paces = Paces(
-            INBOUND_STREAMS_PER_S, INBOUND_STREAMS_PER_S_OF_PREFIX, INBOUND_STREAMS_BURST_S
-        )
+        self._paces = Paces(*INBOUND_PACE)
         self._judge: Judge | None = None
         self._told: dict[tuple[object, ...], set[PeerId]] = {}
         self._announced: tuple[Address, ...] = ()

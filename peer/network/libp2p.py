@@ -41,7 +41,7 @@ from protocol.limits import (
     MAX_MEMBERS,
     MAX_RECORD_ADDRESSES,
 )
-from protocol.membership.book import BackOff
+from protocol.membership.book import BackOff, Pauses
 from protocol.membership.crowds import idle_peers, to_close
 from protocol.names import size_text
 
@@ -180,8 +180,7 @@ class AddressBook:
 
 # --- libp2p ---------------------------------------------------------------------------------------
 
-RESTART_MIN_S: Final = 0.1
-RESTART_MAX_S: Final = 30.0
+RESTARTS: Final = Pauses(0.1, 30.0)
 HEALTH_CHECK_S: Final = 20.0
 """How often p2pd is asked who it is: finds a hung one, and addresses that it learned since."""
 LOOK_EVERY_S: Final = 2.0
@@ -323,7 +322,7 @@ class Libp2pNetwork(BaseNetwork):
         self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Keep a p2pd running. Raises P2pdFailed: the first one did not come up."""
-        pauses = BackOff(RESTART_MIN_S, RESTART_MAX_S)
+        pauses = BackOff(*RESTARTS)
         while True:
             failure = await self._live_once(task_status if self.generation == 0 else None)
             if self.generation == 0:

@@ -58,7 +58,7 @@ from peer.runtime import Address
 from protocol.address import multiaddr
 from protocol.address.varint import read_delimited
 from protocol.errors import LocoError, RemoteProtocolError
-from protocol.limits import ANSWER_S, DIAL_TIMEOUT_S
+from protocol.limits import ANSWER_S, DIAL_TIMEOUT_S, MAX_CONTROL_PAYLOAD_BYTES
 from protocol.names import printable
 
 from .dial_errors import BACKOFF
@@ -81,9 +81,6 @@ START_TIMEOUT_S: Final = 20
 STOP_GRACE_S: Final = 2.0
 MAX_KEPT_BYTES: Final = 16 * 1024
 _READY: Final = b"Peer Addrs"
-GARBAGE_PERCENT: Final = 50
-"""Go collects garbage when there is so much of it for 100 that live; by default 100. With less,
-strangers that come and go make a p2pd grow less; bulk takes an eighth more of the processor."""
 MEMORY_GOAL_BYTES: Final = 192 << 20
 """Twice what it takes among real peers."""
 MAX_MEMORY_BYTES: Final = 512 << 20
@@ -260,7 +257,9 @@ async def _spawn(config: P2pdConfig) -> trio.Process:
         **os.environ,
         "GOLOG_LOG_LEVEL": "error",
         "GOLOG_LOG_FMT": "nocolor",
-        "GOGC": str(GARBAGE_PERCENT),
+        # Percent of garbage at which Go collects; by default 100. With less, strangers that come
+        # and go make a p2pd grow less; bulk takes an eighth more of the processor.
+        "GOGC": "50",
         "GOMEMLIMIT": str(MEMORY_GOAL_BYTES),
     }
     try:
@@ -336,8 +335,6 @@ async def listen_at(path: Path) -> AsyncIterator[trio.SocketListener]:
 
 
 # --- requests -------------------------------------------------------------------------------------
-MAX_CONTROL_MESSAGE_BYTES: Final = 4 << 20
-"""Longest message accepted from p2pd; LIST_PEERS with thousands of peers stays below."""
 BACKOFF_WAIT_S: Final = 6.0
 """A little more than p2pd's shortest pause after a failed dial."""
 STREAM_BUFFER_BYTES: Final = 256 * 1024
@@ -531,6 +528,8 @@ async def _exchange(connection: trio.SocketStream, asked: bytes, timeout_s: floa
 async def _receive_message(connection: trio.SocketStream) -> bytes:
     # The length is read byte by byte: what follows the message belongs to the stream.
     try:
-        return await read_delimited(partial(receive_exactly, connection), MAX_CONTROL_MESSAGE_BYTES)
+        # LIST_PEERS with thousands of peers stays below.
+        exactly = partial(receive_exactly, connection)
+        return await read_delimited(exactly, MAX_CONTROL_PAYLOAD_BYTES)
     except ValueError as error:
         raise P2pdFailed(f"p2pd does not speak as it should: {error}") from error

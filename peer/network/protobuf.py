@@ -6,6 +6,7 @@ encodings.
 """
 
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import Final, TypeVar
 
 import trio
@@ -13,8 +14,6 @@ import trio
 from protocol.address.varint import decode_uvarint, encode_uvarint
 from protocol.errors import RemoteProtocolError
 
-_VARINT: Final = 0
-_BYTES: Final = 2
 _FIXED_BYTES: Final = {1: 8, 5: 4}
 
 Field = tuple[int, int | bytes]
@@ -22,6 +21,11 @@ Field = tuple[int, int | bytes]
 Fields = Mapping[int, list[int | bytes]]
 """Field number to its values, in order."""
 T = TypeVar("T", int, bytes)
+
+
+class WireType(IntEnum):
+    VARINT = 0
+    BYTES = 2
 
 
 def one_of(fields: Fields, number: int, kind: type[T], default: T | None = None) -> T:
@@ -41,9 +45,9 @@ def encode_fields(fields: Sequence[Field]) -> bytes:
     out = bytearray()
     for number, value in fields:
         if isinstance(value, int):
-            out += encode_uvarint(number << 3 | _VARINT) + encode_uvarint(value)
+            out += encode_uvarint(number << 3 | WireType.VARINT) + encode_uvarint(value)
         else:
-            out += encode_uvarint(number << 3 | _BYTES) + encode_uvarint(len(value)) + value
+            out += encode_uvarint(number << 3 | WireType.BYTES) + encode_uvarint(len(value)) + value
     return bytes(out)
 
 
@@ -68,9 +72,9 @@ def decode_fields(data: bytes) -> Fields:
 
 
 def _decode_value(data: bytes, offset: int, wire_type: int) -> tuple[int | bytes, int]:
-    if wire_type == _VARINT:
+    if wire_type == WireType.VARINT:
         return decode_uvarint(data, offset)
-    if wire_type == _BYTES:
+    if wire_type == WireType.BYTES:
         size, offset = decode_uvarint(data, offset)
     elif wire_type in _FIXED_BYTES:
         size = _FIXED_BYTES[wire_type]

@@ -19,10 +19,9 @@ messages alone. Limits are kept by cutting:
   reach ourselves. It connects whom the run serves; those that we do not know (newcomers, or
   strangers that would tunnel) share STRANGERS_SHARE of the rate.
 - A reservation lasts RESERVATION_S. It is kept by peer id, so a peer that comes again renews it.
-- There are MAX_RESERVATIONS, MAX_RESERVATIONS_PER_PREFIX of them for one network.
+- They, and circuits, are bounded for all, for a peer that opens them, and for a network.
 - A circuit needs a reservation of the peer it leads to. It ends when either side ends, and after
   CIRCUIT_IDLE_S without a byte. (One that is cut can be opened again, so nothing else cuts it.)
-- There are MAX_CIRCUITS; one peer opens MAX_CIRCUITS_PER_PEER, a network MAX_CIRCUITS_PER_PREFIX.
 - All circuits together keep to one rate, and count against the limits of our line.
 - A peer that came through a relay is not relayed any further.
 """
@@ -38,16 +37,8 @@ from protocol.address.multiaddr import is_relayed
 from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
 from protocol.address.varint import read_delimited
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
-from protocol.limits import (
-    ANSWER_S,
-    MAX_CIRCUITS,
-    MAX_CIRCUITS_PER_PEER,
-    MAX_CIRCUITS_PER_PREFIX,
-    MAX_RESERVATIONS,
-    MAX_RESERVATIONS_PER_PREFIX,
-    STRANGERS_SHARE,
-)
-from protocol.membership.book import Budget, Shares
+from protocol.limits import ANSWER_S, CIRCUITS, RESERVATIONS, STRANGERS_SHARE
+from protocol.membership.book import Budget
 
 from .conversation import close
 from .pacing import Bucket
@@ -130,10 +121,6 @@ async def receive_delimited(stream: Stream) -> bytes:
 
 
 # --- relay ----------------------------------------------------------------------------------------
-PLACES: Final = Shares(MAX_RESERVATIONS, 1, MAX_RESERVATIONS_PER_PREFIX)
-CIRCUITS: Final = Shares(MAX_CIRCUITS, MAX_CIRCUITS_PER_PEER, MAX_CIRCUITS_PER_PREFIX)
-
-
 class Relay:
     """Serves reservations and circuits to peers that nobody can dial.
 
@@ -164,7 +151,7 @@ class Relay:
         bytes_per_s = max(1.0, mbps * 1e6 / 8)
         self._bucket, self._strangers = Bucket(bytes_per_s), Bucket(bytes_per_s * STRANGERS_SHARE)
         self._reserved: dict[PeerId, tuple[float, Address]] = {}
-        self._places = Budget(PLACES)
+        self._places = Budget(RESERVATIONS)
         self._circuits = Budget(CIRCUITS)
         self.carried_bytes = 0
         self.refused = 0

@@ -41,7 +41,7 @@ from peer.runtime import Address, PeerId
 from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import StreamLost
-from protocol.limits import DIAL_TIMEOUT_S, MAX_RECORDS_PER_SHARD
+from protocol.limits import DIAL_TIMEOUT_S, RECORDS_OF_SHARD
 from protocol.membership.records import place_of, valid_record_at
 
 from .handlers import BaseNetwork, PeerStream
@@ -509,10 +509,7 @@ class SimulatedDhtWorld:
     """
 
     def __init__(
-        self,
-        seed: int,
-        latency_s: tuple[float, float] = (0.01, 0.2),
-        hidden_fraction: float = 0.0,
+        self, seed: int, latency_s: tuple[float, float] = (0.01, 0.2), hidden_fraction: float = 0.0
     ) -> None:
         self._seed = seed
         self._random = random.Random(seed)
@@ -536,7 +533,7 @@ class SimulatedDhtWorld:
         entries = self._table.setdefault(key, {})
         there = entries.get(subkey)
         if there is None:
-            has_room = len(entries) < MAX_RECORDS_PER_SHARD
+            has_room = len(entries) < RECORDS_OF_SHARD.total
         else:
             has_room = there.expires_s < entry.expires_s
         if has_room:

@@ -18,12 +18,7 @@ import trio
 from peer.content.fetching import BlobSource
 from peer.daemon.beginning import Beginning, Fresh
 from peer.daemon.fetched import Fetched
-from peer.daemon.provision import (
-    ChoosePart,
-    FreshOrFetched,
-    Supplies,
-    with_frozen_experts,
-)
+from peer.daemon.provision import ChoosePart, FreshOrFetched, Supplies, with_frozen_experts
 from peer.facts import PartShape
 from peer.network.pacing import NO_LIMITS, BandwidthLimits
 from peer.rounds.domains import HeldOutBlocks

@@ -24,9 +24,10 @@ from peer.rounds.way import TrainerLine
 from peer.runtime import PeerId, Stream
 from peer.training.shared import MIN_SLOTS, RING_PER_SLOT, SLOTS, BoundaryRing
 from protocol.errors import LocoError, RemoteProtocolError
+from protocol.limits import ANSWER_S, MAX_REMEMBERED
 from protocol.membership.view import TRAINING, Member
 from protocol.microbatch.checks import Check, Checks, Compare, Differing, Read
-from protocol.microbatch.core import MAX_REMEMBERED, AnswerOffer, Command, SendBoundary, Tell
+from protocol.microbatch.core import AnswerOffer, Command, SendBoundary, Tell
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import Freed, StageEvent
@@ -51,7 +52,7 @@ from protocol.wire.versions import STAGE
 from .company import StageCompany
 from .stopwatch import Stopwatch
 from .survey import Planner, Survey
-from .transfers import ANSWER_S, SERVED_IDLE_S, Arrivals, Line, Transfers, Unusual
+from .transfers import SERVED_IDLE_S, Arrivals, Line, Transfers, Unusual
 
 # --- what is told of them -------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from peer.rounds.surroundings import Surroundings
 from peer.runtime import PeerId
 from peer.training.shared import SLOTS
 from protocol.errors import LocoError
-from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_SNAPSHOT_BYTES
+from protocol.limits import ANSWER_S, MAX_LINK_VECTOR_BYTES, MAX_SNAPSHOT_BYTES
 from protocol.membership.view import TRAINING
 from protocol.names import short_id
 from protocol.routing.measures import Measures, decode_vector, encode_vector
@@ -31,7 +31,6 @@ from protocol.wire.stage_messages import GetLinks, GetSnapshot, LinksReply, Snap
 from protocol.wire.versions import STAGE
 
 from .company import StageCompany
-from .transfers import ANSWER_S
 
 LOOK_S: Final = 2.0
 Planner = Callable[[LinkSnapshot, Terms, int], PlannedPaths | None]

@@ -55,6 +55,7 @@ from peer.rounds.way import TrainerLine
 from peer.runtime import Network, PeerId, Work
 from peer.training.shared import BoundaryRing
 from protocol.errors import LocoError, Refused, RemoteProtocolError
+from protocol.limits import ANSWER_S
 from protocol.microbatch.core import SendBoundary
 from protocol.microbatch.iterations import SEVERAL
 from protocol.microbatch.sizes import BoundarySizes, SizeVerdict
@@ -70,8 +71,6 @@ from .stopwatch import Stopwatch
 SERVED_IDLE_S: Final = 120.0
 """How long the side that serves waits for the next message on a stream. One idle for half of it is
 not used again: the other side may just be ending it."""
-ANSWER_S: Final = 10.0
-"""Patience for small answers, and for the next part of a boundary."""
 KEPT_S: Final = 60.0
 """Patience for the receipt: what we have sent may still be under way on a thin line."""
 MAX_AHEAD: Final = 64

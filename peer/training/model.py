@@ -35,10 +35,6 @@ FUSED_PAIR: Final = ".gate_up_proj"
 """End of the name of two matrices of each expert, one above the other."""
 
 
-NO_TARGET: Final = -100
-"""What `cross_entropy` leaves out."""
-
-
 def model_config(spec: RunSpec, vocabulary_size: int) -> Any:
     """`config_of` as the family's PretrainedConfig. Raises as `config_of` does."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -292,7 +288,7 @@ class FlatModel:
 def _inputs_and_targets(tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[B, T] each. Tokens that are given, and no targets, are negative (corpus/blocks.py)."""
     given_BT = tokens_BT < 0
-    targets_BT = tokens_BT.masked_fill(given_BT, NO_TARGET)
+    targets_BT = tokens_BT.masked_fill(given_BT, -100)  # which `cross_entropy` leaves out
     return torch.where(given_BT, ~tokens_BT, tokens_BT)[:, :-1], targets_BT[:, 1:]
 
 

@@ -54,6 +54,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from protocol.limits import EPSILON
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.data_plan import DataPlan, TakenBlocks
 from protocol.trainer_messages import Merge, Tried, Try, Yield
@@ -139,7 +140,7 @@ class RoundInProgress:
 
     def is_at_end(self, total_steps: int) -> bool:
         """Whether it is due, and the run is at its end."""
-        return self.is_due and (total_steps - self.nominal_step) / self.order.stride <= 1e-6
+        return self.is_due and (total_steps - self.nominal_step) / self.order.stride <= EPSILON
 
     def stepped(self, learning_rate: float, now_s: float, seconds: float) -> None:
         """Count a step that took so long; its numbers follow."""

@@ -43,9 +43,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
 
 from protocol.fragment.fragments import offset, sends_between
+from protocol.limits import EPSILON
 from protocol.run.run_spec import RunSpec
 from protocol.trainer_messages import (
     ONE_CHUNK,
@@ -62,9 +62,6 @@ from .fragments import FragmentDeltas, FragmentSnapshots
 from .messages import SyncCommand, SyncEvent, TrainRound
 from .ports import WrongCommand
 from .schedule import total_steps_of
-
-_EPSILON: Final = 1e-6
-"""Error of a sum of nominal steps: fp64 makes 0.999... of three thirds."""
 
 # --- what both share ------------------------------------------------------------------------------
 
@@ -306,7 +303,7 @@ class PairSync(Sync):
 
 
 def _whole(step: float) -> int:
-    return math.floor(step + _EPSILON)
+    return math.floor(step + EPSILON)
 
 
 # --- all average ----------------------------------------------------------------------------------

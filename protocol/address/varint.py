@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 MAX_UVARINT_BYTES: Final = 9
-MAX_DELIMITED_BYTES: Final = 4096
 
 
 def encode_uvarint(number: int) -> bytes:
@@ -38,7 +37,7 @@ def decode_uvarint(data: bytes, offset: int = 0) -> tuple[int, int]:
 
 
 async def read_delimited(
-    exactly: Callable[[int], Awaitable[bytes]], max_bytes: int = MAX_DELIMITED_BYTES
+    exactly: Callable[[int], Awaitable[bytes]], max_bytes: int = 4096
 ) -> bytes:
     """The next message that has its length before it, and not one byte of what follows it.
 

@@ -80,10 +80,7 @@ def kept_pieces(num_pieces: int, me: str, peers: Sequence[str]) -> npt.NDArray[n
 
 
 def first_to_go(
-    held: Int64Vector,
-    distance: Int64Vector,
-    kept: npt.NDArray[np.bool_],
-    needed: Iterable[int],
+    held: Int64Vector, distance: Int64Vector, kept: npt.NDArray[np.bool_], needed: Iterable[int]
 ) -> list[int]:
     """The pieces that are held and not needed, in the order in which they may go (rule 4).
 

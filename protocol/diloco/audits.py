@@ -60,7 +60,6 @@ peers another incarnation; and contributions that are longer than they say, wher
 league with their sender. The first and the last move a chunk within what is plausible.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -97,8 +96,6 @@ from .peers import Context, forget_oldest
 AUDITS_PER_RESULT: Final = 2.0
 """How many of the others audit a result, on the average: with one, two lies of five are not seen
 (docs/results/hostile.md)."""
-KEPT_OF_A_FRAGMENT: Final = 2
-"""Results of one owner for one fragment that later ones are held against."""
 
 
 # --- openings -------------------------------------------------------------------------------------
@@ -265,10 +262,10 @@ class Audits:
         self._peers = context.peers
         self._seed = seed
         self._under_way: set[Key] = set()
-        self._results: OrderedDict[Key, tuple[Result, Parts]] = OrderedDict()
-        self._doubted: OrderedDict[Key, None] = OrderedDict()
-        self._proofs: OrderedDict[str, bytes] = OrderedDict()
-        self._signed: OrderedDict[tuple[int, str], list[Result]] = OrderedDict()
+        self._results: dict[Key, tuple[Result, Parts]] = {}
+        self._doubted: dict[Key, None] = {}
+        self._proofs: dict[str, bytes] = {}
+        self._signed: dict[tuple[int, str], list[Result]] = {}
 
     def is_convicted(self, owner: str) -> bool:
         return owner in self._proofs
@@ -319,7 +316,7 @@ class Audits:
                 self.proved(result.owner, Contradiction(each, result).packed())
                 return
         if not any(_life(each) == _life(result) for each in kept):
-            kept = sorted([*kept, result], key=_life)[-KEPT_OF_A_FRAGMENT:]
+            kept = sorted([*kept, result], key=_life)[-2:]
         self._signed[key] = kept
         forget_oldest(self._signed)
 
@@ -348,9 +345,7 @@ class Audits:
         kept_bytes = sum(map(len, self._proofs.values())) + len(proof)
         self._proofs[owner] = proof if kept_bytes <= MAX_KEPT_EVIDENCE_BYTES else b""
         forget_oldest(self._proofs, MAX_CONVICTED)
-        self._results = OrderedDict(
-            (key, kept) for key, kept in self._results.items() if key[2] != owner
-        )
+        self._results = {key: kept for key, kept in self._results.items() if key[2] != owner}
         self._peers.note_untrue(owner)
         self._context.do(Convict(owner, proof))
         self._to_all(Proof(self._group, owner), proof, but=owner)

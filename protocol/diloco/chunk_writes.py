@@ -23,14 +23,7 @@ from protocol.trainer_messages import Merge
 from protocol.wire.fragment_messages import Result, Stamp
 
 from .chunk_ledger import ChunkLedger, ResultVerdict
-from .commands import (
-    ChunkFetched,
-    ResultArrived,
-    UndoSteps,
-    Withdrawn,
-    WriteChunk,
-    WriteResults,
-)
+from .commands import ChunkFetched, ResultArrived, UndoSteps, Withdrawn, WriteChunk, WriteResults
 from .healing import Healing
 from .peers import LATE_ROUNDS, Context
 

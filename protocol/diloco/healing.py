@@ -54,12 +54,7 @@ from .peers import BEGUN_FROM, Context
 
 
 def state_to_take(
-    ours: Stamp,
-    said: Mapping[str, Stamp],
-    num_others: int,
-    *,
-    settled: bool,
-    begun: bool = False,
+    ours: Stamp, said: Mapping[str, Stamp], num_others: int, *, settled: bool, begun: bool = False
 ) -> Stamp | None:
     """The state that a chunk should be brought to; None while it is ours, or cannot be told.
 

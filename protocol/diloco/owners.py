@@ -31,11 +31,12 @@ from typing import Final
 
 import blake3
 
+from protocol.limits import MAX_REMEMBERED
 from protocol.outcomes import RefusalReason
 from protocol.wire.fragment_messages import ChunkResult, Result
 
 from .chunk_ledger import can_be
-from .peers import LATE_ROUNDS, MAX_REMEMBERED, Peers, SendPlan
+from .peers import LATE_ROUNDS, Peers, SendPlan
 
 MAX_UNSEEN: Final = 16
 """So many peers are tried that others may see although we do not."""

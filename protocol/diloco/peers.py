@@ -10,12 +10,12 @@ Rules
 """
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from protocol.limits import MAX_CONVICTED
+from protocol.limits import MAX_CONVICTED, MAX_REMEMBERED
 from protocol.outcomes import AuditOutcome, RefusalReason
 from protocol.wire.fragment_messages import Doubt, FragmentSettled, NoResult, Proof, Result
 
@@ -51,13 +51,11 @@ BEGUN_FROM: Final = 2
 """In this round every chunk has had its first step, wherever all went well."""
 LATE_ROUNDS: Final = 3
 """A peer that is further from a cycle than this, by what was last heard, is not waited for."""
-MAX_REMEMBERED: Final = 1024
-"""Results that are remembered: as not believed, or for audits to come."""
 
 
-def forget_oldest(kept: OrderedDict[Any, Any], most: int = MAX_REMEMBERED) -> None:
+def forget_oldest(kept: dict[Any, Any], most: int = MAX_REMEMBERED) -> None:
     while len(kept) > most:
-        kept.popitem(last=False)
+        del kept[next(iter(kept))]
 
 
 class Peers:
@@ -77,8 +75,8 @@ class Peers:
         self._own_cycles = [-1] * num_fragments
         self._brought_nothing: set[str] = set()
         self._settled: dict[tuple[int, str], tuple[int, bytes]] = {}
-        self._untrue: OrderedDict[str, None] = OrderedDict()
-        self._unopened: OrderedDict[tuple[int, int, str], None] = OrderedDict()
+        self._untrue: dict[str, None] = {}
+        self._unopened: dict[tuple[int, int, str], None] = {}
 
     @property
     def others(self) -> frozenset[str]:

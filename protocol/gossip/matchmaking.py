@@ -21,10 +21,10 @@ The rules
      last (a quarter of the group) are put off: nobody asks or takes them before `fresh_until_s`,
      which `Patience` chooses so that waiting costs little. One that asks before is refused as
      `met`; we ask it ourselves when that time is over.
-  6. A peer that could not be reached, or gave no answer, is not asked again for REST_FIRST_S, and
-     twice as long after each further time, at most REST_MAX_S. What it proposes itself is welcome,
-     unless its vector was implausible, or it was our partner of late more often than a few times
-     its share.
+  6. A peer that could not be reached, or gave no answer, is not asked again for RESTS.first_s,
+     and twice as long after each further time, at most RESTS.most_s. What it proposes itself is
+     welcome, unless its vector was implausible, or it was our partner of late more often than a
+     few times its share.
   7. The search ends at its deadline, and at once when nobody is or may become free.
   8. A yes may cross a withdrawal: a peer that said yes to one that waits no more looks on.
 
@@ -58,7 +58,7 @@ nothing, and saves up a small share of its time for longer waits:
     fifth or less.)
 
 What is kept of peers that rest is bounded: the view is bounded, only peers of it are asked, and one
-that never answers again keeps an entry until its rest has lasted REST_MAX_S and one more.
+that never answers again keeps an entry until its rest has lasted RESTS.most_s and one more.
 """
 
 import math
@@ -71,19 +71,16 @@ from typing import Final
 import blake3
 
 from protocol.limits import MAX_HELD_PROPOSALS, MAX_PROPOSAL_TRIES
-from protocol.membership.book import BackOff
+from protocol.membership.book import BackOff, Pauses
 from protocol.outcomes import RefusalReason, SkipReason
 
 MAX_APART_ROUNDS: Final = 8
 """Partners' snapshots are at most so many rounds (of H nominal steps) apart."""
 ANSWER_S: Final = 5.0
 """How long a peer may take to answer a proposal."""
-PUT_OFF_SHARE: Final = 4
-"""One of so many peers of the group has been met of late."""
 RECENT: Final = 16
 MOST_FAIR_SHARES: Final = 3
-REST_FIRST_S: Final = 30.0
-REST_MAX_S: Final = 600.0
+RESTS: Final = Pauses(30.0, 600.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +188,7 @@ def pair_rank(group: str, one: tuple[str, int], other: tuple[str, int]) -> bytes
 
 def resting() -> BackOff:
     """Peers that are not asked for now (rule 6)."""
-    return BackOff(REST_FIRST_S, REST_MAX_S)
+    return BackOff(*RESTS)
 
 
 class Matchmaker:
@@ -250,7 +247,7 @@ class Matchmaker:
         """How the group looks now: the others that are free, and how many are or may become so."""
         self._free, self._present = dict(free), present
         # Never are all of them put off (rule 5).
-        most_met = 0 if present < 2 else max(1, present // PUT_OFF_SHARE)
+        most_met = 0 if present < 2 else max(1, present // 4)
         while len(self._met) > most_met:
             self._met.popleft()
         return self._seek(now_s) if self._search.phase is SearchPhase.OPEN else []
@@ -441,7 +438,6 @@ then a peer steps alone. At the end of the training the others are waited for as
 MAX_EXCHANGE_ROUNDS: Final = 8.0
 """An exchange may take as long as so many rounds. So an average is at most 10 rounds old (search
 and exchange) when it is merged."""
-SLACK_SHARE: Final = 0.5
 SAVED_SHARE: Final = 0.08
 LUMP_SHARE: Final = 0.2
 SMOOTHING: Final = 0.3
@@ -470,4 +466,4 @@ class Patience:
         self._saved_s = min(exchange_s, saved_s)
 
     def _slack_s(self, round_s: float) -> float:
-        return SLACK_SHARE * max(0.0, round_s - (self._exchange_s or 0.0))
+        return max(0.0, round_s - (self._exchange_s or 0.0)) / 2

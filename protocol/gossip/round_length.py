@@ -72,8 +72,6 @@ LEAST_INNER_STEPS: Final = 2
 """The least that was measured (docs/results/optimizers.md)."""
 MOST_INNER_STEPS: Final = 512
 """An exchange may last no longer (eight nominal rounds)."""
-OUTER_SHARE: Final = 4
-"""One of so many wishes of a partner is left out, at either end."""
 
 
 def wished(line_s: float, pause_s: float, nominal_step_s: float) -> float:
@@ -130,5 +128,5 @@ def _whole(wish: float) -> int:
 
 
 def _without_outer(wishes: list[float]) -> float:
-    left_out = len(wishes) // OUTER_SHARE
+    left_out = len(wishes) // 4
     return fmean(sorted(wishes)[left_out : len(wishes) - left_out])

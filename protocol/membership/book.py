@@ -42,16 +42,16 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from protocol.address.multiaddr import InvalidAddress, parse, relay_of
 from protocol.limits import (
+    HEARSAY,
+    HEARSAY_DIALS,
     MAX_CONVICTED,
-    MAX_HEARSAY,
-    MAX_HEARSAY_DIALS,
-    MAX_HEARSAY_DIALS_PER_PEER,
-    MAX_HEARSAY_PER_PEER,
     MAX_HEARSAY_TRIES,
+    Shares,
+    forget_oldest,
 )
 
 HALF_LIFE_S: Final = 300.0
@@ -65,8 +65,6 @@ SLOWED_S: Final = 2.0
 MAX_SCORES: Final = 1024
 _FADED: Final = 0.05
 """Scores below this are forgotten."""
-REDIAL_FIRST_S: Final = 0.5
-REDIAL_MAX_S: Final = 30.0
 
 
 class Fault(StrEnum):
@@ -79,9 +77,8 @@ WEIGHTS: Final = {Fault.BROKEN_RULE: 1.0, Fault.BAD_VECTOR: 2.0, Fault.IMPLAUSIB
 
 
 # --- budgets --------------------------------------------------------------------------------------
-IPV4_PREFIX_BITS: Final = 24
-IPV6_PREFIX_BITS: Final = 48
-"""Addresses of one customer of a provider."""
+PREFIX_BITS: Final = {4: 24, 6: 48}
+"""Addresses of one customer of a provider, by the version of IP."""
 
 
 def prefix_of(address: str) -> str | None:
@@ -103,15 +100,7 @@ def _network(text: str) -> str | None:
         ip = ip.ipv4_mapped
     if not ip.is_global:
         return None
-    bits = IPV4_PREFIX_BITS if ip.version == 4 else IPV6_PREFIX_BITS
-    return str(ipaddress.ip_network((ip, bits), strict=False))
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    total: int
-    per_peer: int
-    per_prefix: int
+    return str(ipaddress.ip_network((ip, PREFIX_BITS[ip.version]), strict=False))
 
 
 class Budget:
@@ -191,12 +180,18 @@ class Paces:
 
 
 # --- patience -------------------------------------------------------------------------------------
-class BackOff:
-    """When each peer may be asked again (rule 5); what has long been over is forgotten.
+class Pauses(NamedTuple):
+    """The first pause, and the longest one that failures alone come to."""
 
-    Args:
-        first_s, most_s: the first pause, and the longest one that failures alone come to.
-    """
+    first_s: float
+    most_s: float
+
+
+REDIALS: Final = Pauses(0.5, 30.0)
+
+
+class BackOff:
+    """When each peer may be asked again (rule 5); what has long been over is forgotten."""
 
     def __init__(self, first_s: float, most_s: float) -> None:
         self._first_s, self._most_s = first_s, most_s
@@ -252,11 +247,9 @@ class PeerBook:
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
         self._convicted: dict[str, None] = {}
-        self._names = Budget(Shares(MAX_HEARSAY, MAX_HEARSAY_PER_PEER, MAX_HEARSAY))
-        self._dialled_names = Budget(
-            Shares(MAX_HEARSAY_DIALS, MAX_HEARSAY_DIALS_PER_PEER, MAX_HEARSAY_DIALS)
-        )
-        self.dials = BackOff(REDIAL_FIRST_S, REDIAL_MAX_S)
+        self._names = Budget(HEARSAY)
+        self._dialled_names = Budget(HEARSAY_DIALS)
+        self.dials = BackOff(*REDIALS)
 
     # --- conduct ----------------------------------------------------------------------------------
     def score(self, now_s: float, peer_id: str) -> float:
@@ -274,8 +267,7 @@ class PeerBook:
     def convict(self, peer_id: str) -> None:
         """Ignore a peer for good that was proved to have lied."""
         self._convicted[peer_id] = None
-        if len(self._convicted) > MAX_CONVICTED:
-            del self._convicted[next(iter(self._convicted))]
+        forget_oldest(self._convicted, MAX_CONVICTED)
 
     def is_convicted(self, peer_id: str) -> bool:
         return peer_id in self._convicted

@@ -14,12 +14,12 @@ while they give their corrected one: a swarm follows its majority, and never add
 to itself.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from operator import itemgetter
 from statistics import median
 from typing import Final
 
-from protocol.limits import ANSWER_S, MAX_CLOCK_OFFSET_S, MAX_LINKS
+from protocol.limits import ANSWER_S, MAX_CLOCK_OFFSET_S, MAX_LINKS, forget_oldest
 
 MAX_SAMPLES_PER_PEER: Final = 8
 
@@ -29,7 +29,7 @@ class ClockOffsetEstimator:
 
     def __init__(self) -> None:
         # (round trip, offset) by peer
-        self._samples: OrderedDict[str, deque[tuple[float, float]]] = OrderedDict()
+        self._samples: dict[str, deque[tuple[float, float]]] = {}
 
     def add(self, peer: str, their_time_s: float, round_trip_s: float, our_time_s: float) -> float:
         """Take in one reading of a peer's clock, if it can be believed; how far it is ahead.
@@ -42,11 +42,10 @@ class ClockOffsetEstimator:
         offset_s = their_time_s - (our_time_s - round_trip_s / 2)
         if not abs(offset_s) <= MAX_CLOCK_OFFSET_S or not 0 <= round_trip_s <= ANSWER_S:
             return offset_s
-        kept = self._samples.setdefault(peer, deque(maxlen=MAX_SAMPLES_PER_PEER))
+        kept = self._samples.pop(peer, deque(maxlen=MAX_SAMPLES_PER_PEER))
         kept.append((round_trip_s, offset_s))
-        self._samples.move_to_end(peer)
-        while len(self._samples) > MAX_LINKS:
-            self._samples.popitem(last=False)
+        self._samples[peer] = kept
+        forget_oldest(self._samples, MAX_LINKS)
         return offset_s
 
     def estimate(self) -> float | None:

@@ -16,14 +16,14 @@ Rules:
 """
 
 import ipaddress
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from protocol.address.multiaddr import CIRCUIT, InvalidAddress, is_relayed, normalise, parse
-from protocol.limits import MAX_DIAL_BACK_ADDRESSES, MAX_LINKS
+from protocol.limits import MAX_DIAL_BACK_ADDRESSES, MAX_LINKS, forget_oldest
 
 ANSWER_LASTS_S: Final = 1800.0
 
@@ -117,13 +117,12 @@ class DialBacks:
     """The newest answers of peers that have tried to dial us."""
 
     def __init__(self) -> None:
-        self._answers: OrderedDict[str, tuple[float, DialBack]] = OrderedDict()
+        self._answers: dict[str, tuple[float, DialBack]] = {}
 
     def heard(self, now_s: float, peer_id: str, answer: DialBack) -> None:
         self._answers.pop(peer_id, None)
         self._answers[peer_id] = now_s, answer
-        while len(self._answers) > MAX_LINKS:
-            self._answers.popitem(last=False)
+        forget_oldest(self._answers, MAX_LINKS)
 
     def forget(self) -> None:
         """Drop all answers: our addresses have changed."""

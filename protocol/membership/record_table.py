@@ -15,20 +15,11 @@ Invariant: what is kept is valid, lives, and is within the bounds, whatever come
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.limits import (
-    MAX_RECORD_LIFETIME_S,
-    MAX_RECORDS,
-    MAX_RECORDS_PER_PEER,
-    MAX_RECORDS_PER_PREFIX,
-    MAX_RECORDS_PER_SHARD,
-    MAX_RECORDS_PER_SHARD_OF_PREFIX,
-)
+from protocol.limits import MAX_RECORD_LIFETIME_S, RECORDS, RECORDS_OF_SHARD
 
-from .book import Budget, Shares
+from .book import Budget
 from .records import PeerRecord, valid_record_at
 
-IN_ALL: Final = Shares(MAX_RECORDS, MAX_RECORDS_PER_PEER, MAX_RECORDS_PER_PREFIX)
-AT_ONE_PLACE: Final = Shares(MAX_RECORDS_PER_SHARD, 1, MAX_RECORDS_PER_SHARD_OF_PREFIX)
 SWEEP_EVERY_S: Final = 1.0
 
 
@@ -53,13 +44,13 @@ class _Shelf:
 
     def __init__(self) -> None:
         self.records: dict[str, _KeptRecord] = {}
-        self.places = Budget(AT_ONE_PLACE)
+        self.places = Budget(RECORDS_OF_SHARD)
 
 
 class RecordTable:
     def __init__(self) -> None:
         self._shelves: dict[bytes, _Shelf] = {}
-        self._places = Budget(IN_ALL)
+        self._places = Budget(RECORDS)
         self._swept_s = -SWEEP_EVERY_S
 
     def __len__(self) -> int:

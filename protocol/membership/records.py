@@ -51,7 +51,6 @@ from protocol.limits import (
     RECORD_SHARDS,
 )
 
-_MAX_BODY_BYTES: Final = MAX_RECORD_BYTES - SIGNATURE_BYTES
 _CONTEXT: Final = b"loco record 1\0"
 
 Verify = Callable[[str, bytes, bytes], bool]
@@ -130,7 +129,7 @@ def encode_record(record: PeerRecord, key: bytes, sign: Sign) -> bytes:
         if binary in kept or len(kept) == MAX_RECORD_ADDRESSES:
             continue
         longer = _encode(_Body(1, record.incarnation, (*kept, binary), float(record.expires_s)))
-        if len(longer) <= _MAX_BODY_BYTES:
+        if len(longer) <= MAX_RECORD_BYTES - SIGNATURE_BYTES:
             body, kept = longer, (*kept, binary)
     try:
         _decode(body)

@@ -39,8 +39,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from protocol.limits import MAX_LINKS
-from protocol.membership.book import BackOff
+from protocol.limits import MAX_LINKS, forget_oldest
+from protocol.membership.book import BackOff, Pauses
 from protocol.pipeline.problem import Draws
 from protocol.wire.stage_messages import Microbatch, Path, Relays
 
@@ -55,8 +55,7 @@ FACTOR: Final = 4.0
 PAIRS: Final = 16
 STRIKES: Final = 2
 SUSPECTED: Final = 16
-PAUSE_S: Final = 1800.0
-LONGEST_PAUSE_S: Final = 86_400.0
+PAUSES: Final = Pauses(1800.0, 86_400.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +128,7 @@ class Checks:
         self._seed = seed
         self._usual: dict[frozenset[str], float] = {}  # pairs, the one heard last at the end
         self._odd: dict[str, tuple[int, frozenset[str]]] = {}  # times, and who was there each time
-        self._pauses = BackOff(PAUSE_S, LONGEST_PAUSE_S)
+        self._pauses = BackOff(*PAUSES)
         self._suspected = 0
 
     @property
@@ -179,8 +178,7 @@ class Checks:
         nearest = min(apart, key=lambda pair: apart[pair])
         self._usual.pop(frozenset(nearest), None)
         self._usual[frozenset(nearest)] = apart[nearest]
-        if len(self._usual) > PAIRS:
-            del self._usual[next(iter(self._usual))]
+        forget_oldest(self._usual, PAIRS)
 
     def _note_odd(self, relay: str, companions: frozenset[str], now_s: float) -> bool:
         """Whether the relay is left out from now on (rule 4), and was not before."""
@@ -193,8 +191,7 @@ class Checks:
             self._suspected = 0
             return True
         self._odd[relay], self._suspected = (times, common), SUSPECTED
-        if len(self._odd) > MAX_LINKS:
-            del self._odd[next(iter(self._odd))]
+        forget_oldest(self._odd, MAX_LINKS)
         return False
 
 

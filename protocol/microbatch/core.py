@@ -13,17 +13,12 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
 
 from protocol.outcomes import RefusalReason
 from protocol.wire.stage_messages import Leg, Notice, Trip
 
 from .checks import Compare, Differing, Read
 from .trainer_messages import Begun, Filled, Freed, GradientAdded, StageCommand, StageEvent, Stepped
-
-MAX_REMEMBERED: Final = 1024
-"""Lost microbatches, or peers that do not train, of which something is known still; those known
-first make room."""
 
 
 class Counted(StrEnum):

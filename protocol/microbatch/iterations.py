@@ -33,10 +33,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median_low
 from typing import Final
 
+from protocol.limits import MAX_REMEMBERED
 from protocol.schedule.deadline import ObservedDeadline
 from protocol.wire.stage_messages import Leg, Trip
-
-from .core import MAX_REMEMBERED
 
 MAX_LEAP: Final = 1 << 20
 """Iterations: more than a run has in years, so a newcomer is there after one or two."""

@@ -54,10 +54,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from protocol.limits import MAX_REMEMBERED
 from protocol.outcomes import RefusalReason
 from protocol.wire.stage_messages import Announcement, Leg, Lost, Microbatch, Noted, Notice, Trip
 
-from .core import MAX_REMEMBERED, AnswerOffer, Command, Counted, SendBoundary, StageCore, Tell
+from .core import AnswerOffer, Command, Counted, SendBoundary, StageCore, Tell
 from .iterations import PresentIteration
 from .trainer_messages import Drop, Filled, Finish, Freed
 

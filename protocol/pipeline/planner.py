@@ -648,8 +648,7 @@ def first_arrangement(legal: Legal) -> tuple[int, ...]:
     """
     problem, prices = legal.problem, legal.prices
     near = sorted(
-        range(len(problem.peers)),
-        key=lambda m: (sum(sorted(prices[m])[: problem.visited]), m),
+        range(len(problem.peers)), key=lambda m: (sum(sorted(prices[m])[: problem.visited]), m)
     )
     stages = [0] * len(problem.peers)
     rest = near[problem.stage_sizes[0] :]

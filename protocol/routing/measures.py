@@ -32,7 +32,7 @@ from msgspec import Meta, Struct
 from protocol.address.peer_id import SIGNATURE_BYTES, Sign
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_LINKS, MAX_STAGES
-from protocol.membership.records import Verify, verify_with_peer_id
+from protocol.membership.records import verify_with_peer_id
 from protocol.pipeline.problem import US_PER_S
 from protocol.wire.fields import Count, PeerIdText
 
@@ -100,7 +100,7 @@ def encode_vector(vector: LinkVector, run_id: str, sign: Sign) -> bytes:
     return data
 
 
-def decode_vector(data: bytes, run_id: str, verify: Verify = verify_with_peer_id) -> LinkVector:
+def decode_vector(data: bytes, run_id: str) -> LinkVector:
     """A vector that came from another peer.
 
     Raises:
@@ -118,7 +118,9 @@ def decode_vector(data: bytes, run_id: str, verify: Verify = verify_with_peer_id
         raise RemoteProtocolError("a link vector names other peers, each once, in order")
     if msgspec.msgpack.encode(vector) != body:
         raise RemoteProtocolError("a link vector that is not in canonical form")
-    if not verify(vector.peer_id, _signed_bytes(run_id, vector.peer_id, body), signature):
+    if not verify_with_peer_id(
+        vector.peer_id, _signed_bytes(run_id, vector.peer_id, body), signature
+    ):
         raise RemoteProtocolError(f"the link vector's signature is not that of {vector.peer_id}")
     return vector
 

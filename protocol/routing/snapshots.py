@@ -39,7 +39,6 @@ import msgspec
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import MAX_SNAPSHOT_BYTES
-from protocol.membership.records import Verify, verify_with_peer_id
 from protocol.pipeline.problem import (
     MAX_PEERS,
     THOUSAND,
@@ -96,7 +95,7 @@ class LinkSnapshot:
         return cls(tuple(vector for vector, _ in ordered), data)
 
     @classmethod
-    def read(cls, data: bytes, run_id: str, verify: Verify = verify_with_peer_id) -> Self:
+    def read(cls, data: bytes, run_id: str) -> Self:
         """A snapshot that came from another peer.
 
         Raises:
@@ -106,7 +105,7 @@ class LinkSnapshot:
             raise RemoteProtocolError(f"a snapshot of {len(data)} bytes")
         try:
             run, parts = msgspec.msgpack.decode(data, type=tuple[str, list[bytes]])
-            vectors = [decode_vector(part, run_id, verify) for part in parts[: MAX_PEERS + 1]]
+            vectors = [decode_vector(part, run_id) for part in parts[: MAX_PEERS + 1]]
         except (msgspec.MsgspecError, UnicodeError, RemoteProtocolError) as error:
             raise RemoteProtocolError(f"not a snapshot: {error}") from error
         if run != run_id:

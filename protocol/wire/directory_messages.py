@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from protocol.limits import MAX_RECORD_BYTES, MAX_RECORDS_PER_SHARD, NEAREST_NODES, PLACE_BYTES
+from protocol.limits import MAX_RECORD_BYTES, NEAREST_NODES, PLACE_BYTES, RECORDS_OF_SHARD
 
 from .fields import APART, FewAddresses, Message, PeerIdText
 
@@ -39,7 +39,7 @@ class FindRecords(Message, frozen=True, tag="find_records"):
 class RecordsFound(Message, frozen=True, tag="records_found"):
     """The sender's records at a place, and the nodes nearest to it, as far as it knows."""
 
-    records: Annotated[tuple[FoundRecord, ...], Meta(max_length=MAX_RECORDS_PER_SHARD), APART]
+    records: Annotated[tuple[FoundRecord, ...], Meta(max_length=RECORDS_OF_SHARD.total), APART]
     nearest: Annotated[tuple[NearNode, ...], Meta(max_length=NEAREST_NODES), APART]
 
 

@@ -21,7 +21,7 @@ from typing import Annotated, Final
 import blake3
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from protocol import limits
 from protocol.membership.records import Verify, verify_with_peer_id
@@ -109,24 +109,16 @@ class Contribution(Message, frozen=True, tag="contribution"):
         assert place is not None
         return self.lengths[place]
 
-    def is_genuine(self, sender: str, verify: Verify = verify_with_peer_id) -> bool:
+    def is_genuine(self, sender: str) -> bool:
         """Whether this peer has signed it, and it makes sense."""
         fits = len(self.stamps) == len(self.digests) == len(self.lengths)
-        return fits and verify(sender, contribution_bytes(self), self.signature)
+        return fits and verify_with_peer_id(sender, contribution_bytes(self), self.signature)
 
 
 def contribution_bytes(contribution: Contribution) -> bytes:
-    body = (
-        contribution.group,
-        contribution.fragment,
-        contribution.cycle,
-        contribution.weight,
-        contribution.steps,
-        contribution.tokens,
-        [(each.chunk, each.steps, each.weight, each.digest) for each in contribution.stamps],
-        contribution.digests,
-        [float(length) for length in contribution.lengths],
-    )
+    """All fields but the signature, without their names: the sender signs these."""
+    *plain, stamps, digests, lengths, _ = astuple(contribution)
+    body = (*plain, list(map(astuple, stamps)), digests, list(map(float, lengths)))
     return CONTRIBUTION_DOMAIN + msgspec.msgpack.encode(body)
 
 
@@ -229,18 +221,9 @@ class Result(Message, frozen=True, tag="result"):
 
 
 def signed_bytes(result: Result) -> bytes:
-    body = (
-        result.group,
-        result.fragment,
-        result.cycle,
-        result.owner,
-        result.incarnation,
-        result.contributors,
-        result.weights,
-        result.statements,
-        [(c.chunk, c.steps, c.weight, c.base, c.mask, c.digest) for c in result.chunks],
-    )
-    return DOMAIN + msgspec.msgpack.encode(body)
+    """All fields but `carried` and the signature, without their names: the owner signs these."""
+    *plain, chunks, _, _ = astuple(result)
+    return DOMAIN + msgspec.msgpack.encode((*plain, list(map(astuple, chunks))))
 
 
 def signed_result(unsigned: Result, sign: Callable[[bytes], bytes]) -> Result:

@@ -31,7 +31,7 @@ from missiles import framed, hello, missiles
 from peer.network.directory import wall_time_s
 from peer.network.identity import Identity
 from peer.network.relay import HOP
-from protocol.limits import MAX_HEADER_BYTES, MAX_INBOUND_STREAMS_PER_PEER
+from protocol.limits import INBOUND_STREAMS, MAX_HEADER_BYTES
 from protocol.membership.group import Group
 from protocol.membership.records import PeerRecord, encode_record, place_of, record_keys
 from protocol.wire.content_messages import GetSpec, GetState
@@ -155,7 +155,7 @@ async def say_too_much(attack: Besieger, bare: Bare, identity: Identity) -> None
 async def read_nothing(attack: Besieger, bare: Bare, identity: Identity) -> None:
     """Ask for what is long, again and again, and leave it unread."""
     group = Group(attack.run_id).digest if attack.run_id else "0" * 32
-    for _ in range(MAX_INBOUND_STREAMS_PER_PEER // 2):
+    for _ in range(INBOUND_STREAMS.per_peer // 2):
         says = framed(GetSpec()) + framed(GetState(group, 0))
         await bare.open_streams(1, asked(CONTENT, says))
     await bare.open_streams(1, asked(HELLO, framed(hello(run_id=attack.run_id))))

@@ -12,7 +12,7 @@ from swarm import Peer, Swarm, all_averaging, ending, nothing_broke
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from protocol.errors import Refused
-from protocol.limits import MAX_COUNT, MAX_INBOUND_STREAMS_PER_PEER
+from protocol.limits import INBOUND_STREAMS, MAX_COUNT
 from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason
 from protocol.wire.fields import MAX_SECONDS
@@ -77,8 +77,7 @@ async def test_too_many_silent_streams_of_a_stranger_shut_out_only_the_stranger(
     folder = Path(tmp_path_factory.mktemp("raw"))
     async with raw_client(folder, peers[0].address) as (network, peer_id):
         streams = [
-            await network.open_stream(peer_id, CONTENT)
-            for _ in range(2 * MAX_INBOUND_STREAMS_PER_PEER)
+            await network.open_stream(peer_id, CONTENT) for _ in range(2 * INBOUND_STREAMS.per_peer)
         ]
         await trio.to_thread.run_sync(unharmed, peers, seen, network.peer_id)
         with ending(swarm.join(peers[1])) as joiner:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from protocol.membership.book import Budget, Shares, prefix_of
+from protocol.limits import Shares
+from protocol.membership.book import Budget, prefix_of
 
 RELAY = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 

@@ -13,7 +13,7 @@ from protocol.microbatch.checks import (
     COPIES,
     FACTOR,
     FLOOR,
-    PAUSE_S,
+    PAUSES,
     SUSPECTED,
     Checks,
     Differing,
@@ -198,8 +198,8 @@ def test_paths_are_drawn_while_somebody_is_suspected_and_not_for_ever():
 def test_one_that_is_left_out_is_used_again_after_a_pause():
     judge = Judge(lying)
     judge.send(30)
-    assert judge.checks.left_out(["b2"], PAUSE_S - 1.0) == {"b2"}
-    assert judge.checks.left_out(["b2"], PAUSE_S) == set()
+    assert judge.checks.left_out(["b2"], PAUSES.first_s - 1.0) == {"b2"}
+    assert judge.checks.left_out(["b2"], PAUSES.first_s) == set()
 
 
 def test_copies_go_the_same_way_but_for_one_relay():

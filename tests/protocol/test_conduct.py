@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.gossip.matchmaking import REST_FIRST_S, REST_MAX_S, resting
+from protocol.gossip.matchmaking import RESTS, resting
 from protocol.membership import book
 from protocol.membership.book import (
     HALF_LIFE_S,
@@ -104,7 +104,7 @@ def test_a_score_is_what_its_faults_have_faded_to(faults):
 
 @given(
     fault=st.sampled_from([Fault.BAD_VECTOR, Fault.IMPLAUSIBLE]),
-    patience=st.lists(st.sampled_from([0.0, 1.0, 60.0, REST_MAX_S + 1]), max_size=30),
+    patience=st.lists(st.sampled_from([0.0, 1.0, 60.0, RESTS.most_s + 1]), max_size=30),
 )
 def test_vectors_alone_slow_a_partner_and_never_silence_it(fault, patience):
     noted, rest, now_s, waits_s = PeerBook(), resting(), 0.0, [0.0]
@@ -113,6 +113,6 @@ def test_vectors_alone_slow_a_partner_and_never_silence_it(fault, patience):
         waits_s.append(noted.wait_s(now_s, "b"))
         rest.failed("b", now_s)
         while not rest.is_due("b", now_s):
-            now_s += REST_FIRST_S
+            now_s += RESTS.first_s
         now_s += more_s
     assert max(waits_s) == SLOWED_S

@@ -6,8 +6,7 @@ from protocol.gossip import matchmaking as m
 from protocol.gossip.matchmaking import (
     ANSWER_S,
     MAX_APART_ROUNDS,
-    REST_FIRST_S,
-    REST_MAX_S,
+    RESTS,
     Matchmaker,
     SearchPhase,
     pair_rank,
@@ -144,7 +143,7 @@ def test_a_silent_or_unreachable_peer_is_left_in_peace_for_a_while(reached: bool
     me.look(snapshot(1), search_s=1e9)
     me.refused_by(second, 1, RefusalReason.BUSY)
     assert me.see(first, present=9) == []
-    me.now_s += REST_FIRST_S
+    me.now_s += RESTS.first_s
     assert me.see(first, present=9) == [m.SendProposal(first, 1)]
 
 
@@ -329,22 +328,22 @@ def test_a_rest_doubles_up_to_a_bound_and_ends_with_an_answer() -> None:
     rest, now_s, rests = resting(), 0.0, []
     for _ in range(7):
         rest.failed("a", now_s)
-        rest_s = REST_FIRST_S
+        rest_s = RESTS.first_s
         while not rest.is_due("a", now_s + rest_s):
             rest_s *= 2
-        rests.append(min(rest_s, REST_MAX_S))
+        rests.append(min(rest_s, RESTS.most_s))
         now_s += rest_s
     assert rests == [30.0, 60.0, 120.0, 240.0, 480.0, 600.0, 600.0]
     rest.answered("a")
     assert rest.is_due("a", now_s)
     rest.failed("a", now_s)
-    assert rest.is_due("a", now_s + REST_FIRST_S)
+    assert rest.is_due("a", now_s + RESTS.first_s)
 
 
 def test_what_has_long_been_over_is_forgotten() -> None:
     rest = resting()
     rest.failed("a", 0.0)
-    rest.failed("b", REST_FIRST_S + REST_MAX_S + 1)
+    rest.failed("b", RESTS.first_s + RESTS.most_s + 1)
     assert list(rest._kept) == ["b"]
 
 
@@ -385,5 +384,5 @@ def test_a_partner_that_brought_poison_rests_and_is_refused_with_that_reason() -
     alone.see("liar", present=2)
     assert alone.become_free() == []
     assert alone.asked_by("liar") == [m.RefuseProposal("liar", 7, RefusalReason.IMPLAUSIBLE)]
-    alone.tick(REST_FIRST_S + 1.0)
+    alone.tick(RESTS.first_s + 1.0)
     assert not isinstance(alone.asked_by("liar")[0], m.RefuseProposal)

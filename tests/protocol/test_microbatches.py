@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S, MicrobatchWorld
 
-from protocol.microbatch.core import MAX_REMEMBERED, AnswerOffer, Counted, SendBoundary
+from protocol.limits import MAX_REMEMBERED
+from protocol.microbatch.core import AnswerOffer, Counted, SendBoundary
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.iterations import Announced
 from protocol.microbatch.relay import RelayCore

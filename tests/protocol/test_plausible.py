@@ -7,11 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.plausible import (
-    CLIP_FACTOR,
+    BOUND,
+    CLIP,
     FIRST,
-    LARGEST_FACTOR,
-    LEAST_CLIP,
-    LEAST_FACTOR,
     MANY,
     ODD_ONES,
     WINDOW,
@@ -35,7 +33,7 @@ def test_honest_distances_are_taken(before, now):
     assert seen(before).share("b", now, 0.0) is not None
 
 
-@given(st.lists(usual, min_size=FIRST, max_size=40), st.floats(2 * LARGEST_FACTOR))
+@given(st.lists(usual, min_size=FIRST, max_size=40), st.floats(2 * BOUND.largest))
 def test_what_is_far_beyond_all_is_not_taken(before, far):
     plausibility = seen(before)
     assert plausibility.share("liar", far, math.inf) is None
@@ -53,7 +51,7 @@ def test_one_that_is_every_second_partner_does_not_widen_the_bound_without_end(b
     for lie in lies:
         plausibility.share("liar", lie, 0.0)
         plausibility.share("b", 1.0, 0.0)
-    assert plausibility.bound(0.0) <= 2.0 * LARGEST_FACTOR * LEAST_FACTOR
+    assert plausibility.bound(0.0) <= 2.0 * BOUND.largest * BOUND.least
 
 
 @given(st.lists(usual, min_size=FIRST, max_size=40), st.floats(0.0, 1e9))
@@ -62,7 +60,7 @@ def test_no_vector_pulls_further_than_a_few_times_the_usual_way(before, distance
     share = plausibility.share("b", distance, 0.0)
     if share is not None:
         assert 0 < share <= 1
-        assert share * distance <= CLIP_FACTOR * 2.0 * (1 + 1e-9)
+        assert share * distance <= CLIP.largest * 2.0 * (1 + 1e-9)
 
 
 def test_before_enough_was_seen_the_scale_is_the_bound():
@@ -75,7 +73,7 @@ def test_before_enough_was_seen_the_scale_is_the_bound():
 def test_before_enough_was_seen_what_is_beyond_the_expected_counts_less():
     plausibility = Plausibility()
     share = plausibility.share("liar", 100.0, 1000.0, expected=1.0)
-    assert share == pytest.approx(CLIP_FACTOR / 100)
+    assert share == pytest.approx(CLIP.largest / 100)
     assert plausibility.share("b", 1.0, 1000.0, expected=1.0) == 1.0
 
 
@@ -83,16 +81,16 @@ def test_what_was_clipped_does_not_widen_what_is_usual():
     plausibility = Plausibility()
     for _ in range(FIRST):
         plausibility.share("liar", 1e6, math.inf, expected=1.0)
-    assert plausibility.bound(0.0) <= LARGEST_FACTOR * CLIP_FACTOR
+    assert plausibility.bound(0.0) <= BOUND.largest * CLIP.largest
     plausibility = seen([1.0] * WINDOW)
     for _ in range(WINDOW // 2 - 1):
-        assert plausibility.share("liar", LEAST_FACTOR, 0.0) == LEAST_CLIP / LEAST_FACTOR
-    assert plausibility.bound(0.0) <= LEAST_FACTOR
+        assert plausibility.share("liar", BOUND.least, 0.0) == CLIP.least / BOUND.least
+    assert plausibility.bound(0.0) <= BOUND.least
 
 
 def test_honest_distances_that_scatter_are_clipped_later():
     steady, wild = seen([1.0] * WINDOW), seen([0.8, 1.0, 1.25] * WINDOW)
-    assert steady.share("b", 1.4, 0.0) == pytest.approx(LEAST_CLIP / 1.4)
+    assert steady.share("b", 1.4, 0.0) == pytest.approx(CLIP.least / 1.4)
     assert wild.share("b", 1.4, 0.0) == 1.0
 
 
@@ -108,7 +106,7 @@ def test_a_peer_that_finds_all_others_implausible_is_itself_elsewhere():
 def test_two_that_were_parted_come_together_again():
     plausibility = seen([1.0] * WINDOW)
     taken = [plausibility.share("b", 50.0, 100.0) for _ in range(2 * (ODD_ONES + 1))]
-    assert taken == 2 * [*([None] * ODD_ONES), pytest.approx(LEAST_CLIP / 50)]
+    assert taken == 2 * [*([None] * ODD_ONES), pytest.approx(CLIP.least / 50)]
 
 
 def test_one_among_others_is_let_through_now_and_then_within_the_scale():
@@ -123,14 +121,14 @@ def test_one_among_others_is_let_through_now_and_then_within_the_scale():
 
     assert told(101.0) == [None] * (ODD_ONES + 1)
     for _ in range(2):
-        assert told(99.0) == [pytest.approx(LEAST_CLIP / 99), *([None] * ODD_ONES)]
+        assert told(99.0) == [pytest.approx(CLIP.least / 99), *([None] * ODD_ONES)]
 
 
 def test_each_sender_has_one_voice():
     plausibility = Plausibility()
     for sender in [*"bc" * FIRST, *["near"] * (WINDOW - 2 * FIRST)]:
         plausibility.share(sender, 0.5 if sender == "near" else 1.0, math.inf)
-    assert plausibility.bound(0.0) >= LEAST_FACTOR
+    assert plausibility.bound(0.0) >= BOUND.least
 
 
 def test_what_moves_nobody_does_not_keep_the_others_from_coming_back():
@@ -138,23 +136,23 @@ def test_what_moves_nobody_does_not_keep_the_others_from_coming_back():
     for number in range(10 * WINDOW):
         plausibility.trained(STEPS)
         assert plausibility.share(f"echo {number % 2}", 0.0, 0.0) == 1.0
-    assert plausibility.share("b", LEAST_FACTOR * LARGEST_FACTOR, 0.0, least=1.0) is not None
+    assert plausibility.share("b", BOUND.least * BOUND.largest, 0.0, least=1.0) is not None
 
 
 def test_what_we_have_moved_ourselves_is_the_least_that_counts_as_usual():
     plausibility = Plausibility()
     for _ in range(WINDOW):
         plausibility.share("echo", 0.0, math.inf, expected=2.0, least=1.0)
-    assert plausibility.bound(0.0, least=1.0) >= LEAST_FACTOR
+    assert plausibility.bound(0.0, least=1.0) >= BOUND.least
     for near in (0.5, 0.25, 0.1):
         for _ in range(WINDOW):
             plausibility.share("near", near, math.inf)
-    assert plausibility.share("b", 4.0, 0.0, least=1.0) == pytest.approx(LEAST_CLIP / 4)
+    assert plausibility.share("b", 4.0, 0.0, least=1.0) == pytest.approx(CLIP.least / 4)
 
 
 def test_what_takes_our_place_pulls_as_far_as_what_counts_half():
-    assert seen([1.0] * WINDOW).share("b", 1.0, 0.0, whole=True) == LEAST_CLIP / 2
-    assert seen([1.0] * WINDOW).share("b", LEAST_CLIP / 2, 0.0, whole=True) == 1.0
+    assert seen([1.0] * WINDOW).share("b", 1.0, 0.0, whole=True) == CLIP.least / 2
+    assert seen([1.0] * WINDOW).share("b", CLIP.least / 2, 0.0, whole=True) == 1.0
     assert Plausibility().share("b", 8.0, 10.0, whole=True) == 5 / 8
 
 
@@ -185,14 +183,14 @@ def test_a_minority_cannot_pull_a_mean_far(honest, lies):
     lengths = [*honest, *lies]
     for length, share in zip(lengths, clipped_shares(lengths), strict=True):
         if math.isfinite(length):
-            assert share * length <= CLIP_FACTOR * max(honest) * (1 + 1e-9)
+            assert share * length <= CLIP.largest * max(honest) * (1 + 1e-9)
         else:
             assert share == 0.0
 
 
 def test_of_two_the_shorter_is_the_measure():
     assert clipped_shares([1.0, 1.4]) == [1.0, 1.0]
-    assert clipped_shares([1.0, 100.0]) == [1.0, CLIP_FACTOR / 100]
+    assert clipped_shares([1.0, 100.0]) == [1.0, CLIP.largest / 100]
     assert clipped_shares([0.0, 0.0]) == [1.0, 1.0]
 
 
@@ -218,18 +216,18 @@ def seen_after_steps(num: int = WINDOW) -> Plausibility:
 def test_after_many_steps_a_replica_may_be_far(times, ours):
     steps = math.ceil(2 * STEPS * times)
     both = (steps, 0) if ours else (0, steps)
-    widened = min(LARGEST_FACTOR, steps / (2 * STEPS))
-    far = 1.001 * widened * LARGEST_FACTOR
+    widened = min(BOUND.largest, steps / (2 * STEPS))
+    far = 1.001 * widened * BOUND.largest
     assert after_steps(seen_after_steps(), "b", far, *both) is None
-    taken = after_steps(seen_after_steps(), "b", widened * LEAST_FACTOR, *both)
-    assert taken == pytest.approx(LEAST_CLIP / LEAST_FACTOR / (1.0 if ours else widened))
+    taken = after_steps(seen_after_steps(), "b", widened * BOUND.least, *both)
+    assert taken == pytest.approx(CLIP.least / BOUND.least / (1.0 if ours else widened))
 
 
 def test_what_is_far_after_many_steps_does_not_make_that_usual():
     plausibility = seen_after_steps()
     for _ in range(WINDOW // 2 - 1):
         after_steps(plausibility, "b", 20.0, STEPS, 50 * STEPS)
-    assert plausibility.bound(0.0) <= LEAST_FACTOR
+    assert plausibility.bound(0.0) <= BOUND.least
     assert after_steps(plausibility, "liar", 20.0) is None
 
 

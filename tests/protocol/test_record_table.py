@@ -7,14 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.network.identity import Identity
-from protocol.limits import (
-    MAX_RECORD_LIFETIME_S,
-    MAX_RECORDS_PER_PEER,
-    MAX_RECORDS_PER_SHARD,
-    MAX_RECORDS_PER_SHARD_OF_PREFIX,
-)
+from protocol.limits import MAX_RECORD_LIFETIME_S, RECORDS, RECORDS_OF_SHARD, Shares
 from protocol.membership import record_table
-from protocol.membership.book import Shares, prefix_of
+from protocol.membership.book import prefix_of
 from protocol.membership.record_table import RecordTable
 from protocol.membership.records import PeerRecord, encode_record, place_of, record_keys
 
@@ -85,24 +80,24 @@ def test_a_longer_record_takes_the_place_of_a_shorter_one_alone() -> None:
 def test_one_peer_fills_no_more_than_its_share() -> None:
     table = RecordTable()
     taken = [kept(table, 0, key) for key in range(len(KEYS))]
-    assert taken.count(True) == MAX_RECORDS_PER_PEER
+    assert taken.count(True) == RECORDS.per_peer
     assert kept(table, 1), "there is room for others"
 
 
 def test_one_network_fills_no_place_and_a_lan_may() -> None:
     table = RecordTable()
     taken = [kept(table, number, address=address_in(1)) for number in range(70)]
-    assert taken.count(True) == MAX_RECORDS_PER_SHARD_OF_PREFIX
+    assert taken.count(True) == RECORDS_OF_SHARD.per_prefix
     assert kept(table, 71, address=address_in(2))
     beside = RecordTable()
-    assert [kept(beside, number) for number in range(70)].count(True) == MAX_RECORDS_PER_SHARD
+    assert [kept(beside, number) for number in range(70)].count(True) == RECORDS_OF_SHARD.total
 
 
 @given(st.data())
 def test_shares_hold_whatever_comes(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(record_table, "IN_ALL", Shares(12, 3, 6))
-        patch.setattr(record_table, "AT_ONE_PLACE", Shares(5, 1, 2))
+        patch.setattr(record_table, "RECORDS", Shares(12, 3, 6))
+        patch.setattr(record_table, "RECORDS_OF_SHARD", Shares(5, 1, 2))
         table = RecordTable()
         now_s, came_from = NOW_S, {}
         for _ in range(data.draw(st.integers(1, 60))):

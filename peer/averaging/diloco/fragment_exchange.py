@@ -19,7 +19,7 @@ import blake3
 import trio
 
 from peer.network.conversation import Conversation
-from peer.network.handlers import READERS, Readers
+from peer.network.handlers import Readers
 from peer.rounds.surroundings import Surroundings
 from peer.runtime import PeerId, Stream
 from protocol.diloco import commands
@@ -30,7 +30,7 @@ from protocol.diloco.cycle_machine import MAX_WAITING, CycleMachine
 from protocol.diloco.healing import most_say
 from protocol.diloco.peers import FragmentCounts, SendPlan
 from protocol.errors import LocoError, RemoteProtocolError
-from protocol.limits import MAX_CONVICTED, MAX_INBOUND_STREAMS
+from protocol.limits import INBOUND_STREAMS, MAX_CONVICTED, READERS
 from protocol.outcomes import RefusalReason
 from protocol.trainer_messages import Merge, Yield
 from protocol.wire import fragment_messages
@@ -115,7 +115,7 @@ class FragmentParts:
 # --- fragment exchange ----------------------------------------------------------------------------
 AUDIT_DRAWS: Final = b"loco/v1/audit-draws\0"
 """Our signature of this seeds the draws of audits: nobody else can make it."""
-AUDITORS: Final = replace(READERS, total=MAX_INBOUND_STREAMS)
+AUDITORS: Final = replace(READERS, total=INBOUND_STREAMS.total)
 """Readers of openings: all that ask, since a result that is not opened is not believed."""
 TICK_S: Final = 0.25
 """How often it is seen who is there, at least."""

@@ -30,12 +30,7 @@ from peer.runtime import Network, PeerId, Work
 from protocol.address.peer_id import Sign
 from protocol.diloco.commands import Contribute, Parts
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
-from protocol.limits import (
-    MAX_CONTRIBUTION_WEIGHT,
-    MAX_EVIDENCE_BYTES,
-    MAX_PAYLOAD_BYTES,
-    MAX_READERS_PER_PEER,
-)
+from protocol.limits import MAX_CONTRIBUTION_WEIGHT, MAX_EVIDENCE_BYTES, MAX_PAYLOAD_BYTES, READERS
 from protocol.membership.group import other_group_sentence
 from protocol.plausible import is_length, told_length
 from protocol.wire.fields import Message
@@ -62,8 +57,6 @@ from .outer_fragments import OuterFragments
 # --- fragment posts -------------------------------------------------------------------------------
 STALL_S: Final = 30.0
 """A peer that takes no byte for so long has lost its stream."""
-MAX_POSTED: Final = 256
-"""Messages that wait for one peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +82,7 @@ class Posts:
         """Send this to a peer, some time soon; the payload must lie still until then."""
         box = self._boxes.get(peer_id)
         if box is None:
-            put, take = trio.open_memory_channel[tuple[Message, Payload]](MAX_POSTED)
+            put, take = trio.open_memory_channel[tuple[Message, Payload]](256)
             box = self._boxes[peer_id] = _Box(put, trio.CancelScope())
             self._start(self._carry, peer_id, box, take)
         self.posted += 1
@@ -332,7 +325,7 @@ class FragmentQuestions:
     @asynccontextmanager
     async def _turn(self, peer_id: PeerId) -> AsyncIterator[None]:
         """One of so many questions that a peer answers at once."""
-        turns = self._turns.setdefault(peer_id, trio.CapacityLimiter(MAX_READERS_PER_PEER))
+        turns = self._turns.setdefault(peer_id, trio.CapacityLimiter(READERS.per_peer))
         try:
             async with turns:
                 yield

@@ -4,7 +4,6 @@ The decisions are in protocol/gossip/exchange.py; what one exchange does on its 
 exchange_session.py. Here is what outlives a stream: a partner may ask later how an exchange ended.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -140,7 +139,7 @@ class Exchanges:
         self.packer = packer
         self.network = network
         self._buffer = bytearray(agreement.payload_bytes)
-        self._remembered: OrderedDict[tuple[PeerId, str], ExchangeSession] = OrderedDict()
+        self._remembered: dict[tuple[PeerId, str], ExchangeSession] = {}
 
     async def ask(self, talk: Conversation, proposal: Propose) -> Accept:
         """Send a proposal, and take the answer. Raises Refused, StreamLost, RemoteProtocolError."""
@@ -228,8 +227,8 @@ class Exchanges:
             following=following,
             num_stripes=num_stripes,
         )
-        while len(self._remembered) > MAX_REMEMBERED_EXCHANGES:
-            self._remembered.popitem(last=False)
+        if len(self._remembered) > MAX_REMEMBERED_EXCHANGES:
+            del self._remembered[next(iter(self._remembered))]
         return exchange
 
     def remembers(self, peer_id: PeerId, name: str) -> bool:

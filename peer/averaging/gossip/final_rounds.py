@@ -48,11 +48,7 @@ class FinalRounds:
     """
 
     def __init__(
-        self,
-        parts: AveragingParts,
-        validation: Validation,
-        *,
-        waits_for_exchanges: bool,
+        self, parts: AveragingParts, validation: Validation, *, waits_for_exchanges: bool
     ) -> None:
         self._wanted = parts.spec.sync.final_averaging
         self._facts, self._events = parts.around.facts, parts.around.events

@@ -86,9 +86,7 @@ def step_blocks(
     return distance_squares
 
 
-@kernel(
-    "UniTuple(float64, 2)(int8[::1], uint16[::1], int8[::1], uint16[::1], int64, int64)",
-)
+@kernel("UniTuple(float64, 2)(int8[::1], uint16[::1], int8[::1], uint16[::1], int64, int64)")
 def apart_blocks(
     own_codes: Array,
     own_scales: Array,

@@ -95,10 +95,6 @@ DOCUMENT_KINDS: Final = (*KINDS, CHAT)
 COLUMN: Final = "text"
 SPLIT: Final = "train"
 EXTRA: Final = "pip install 'loco-peer[data]'"
-BATCH_ROWS: Final = 1024
-HUB_TIMEOUT_S: Final = 30.0
-DISK_SHARDS: Final = 64
-"""Shards of a folder that `save_to_disk` has written."""
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -253,7 +249,7 @@ def _parquet_rows(shard: Shard, reading: ShardRead) -> Iterator[tuple[int, Any]]
     try:
         with pq.ParquetFile(shard.where) as file:
             _check_column(shard.where, shard.column, file.schema_arrow.names)
-            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=[shard.column]):
+            for batch in file.iter_batches(batch_size=1024, columns=[shard.column]):
                 begin = 0 if last is None else last + 1
                 reading.share = begin / file.metadata.num_rows
                 for last, text in enumerate(batch.column(0).to_pylist(), begin):
@@ -292,7 +288,7 @@ def _revision_of(name: str) -> str:
     try:
         from huggingface_hub import HfApi
 
-        return HfApi().dataset_info(name, timeout=HUB_TIMEOUT_S).sha or ""
+        return HfApi().dataset_info(name, timeout=30.0).sha or ""
     except Exception:  # noqa: BLE001 - the hub client has a tree of its own for each way to fail
         return ""
 
@@ -326,7 +322,7 @@ def _stream(place: str, revision: str) -> Any:
                 raise InvalidCorpus(
                     f"hf:{place}: the folder holds one split, {name}, and no {source.split}"
                 )
-            return kept.to_iterable_dataset(num_shards=min(DISK_SHARDS, max(1, len(kept))))
+            return kept.to_iterable_dataset(num_shards=min(64, max(1, len(kept))))
         return datasets.load_dataset(
             source.name,
             source.config,

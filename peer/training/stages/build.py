@@ -66,10 +66,6 @@ def slots_for(graph: int, free: int) -> int:
     return max(MIN_SLOTS, min(MAX_SLOTS, free // max(1, graph) - 1))
 
 
-NOMINAL_STEPS_PER_S: Final = 1.0
-"""Told by every stage: all take the same steps, so all owe the same number."""
-
-
 def build_stage(
     settings: TrainerSettings, memory: tuple[int, int], ring_fd: int, pipe: SocketChannel
 ) -> tuple[InnerLoop, Ready]:
@@ -103,7 +99,8 @@ def build_stage(
         Path(settings.corpus_path), spec.model.context_length, spec.data.validation_blocks
     )
     loop = inner_loop(settings, memory, corpus, model, stepper, channel)
-    return loop, loop.ready(precision, sequences, NOMINAL_STEPS_PER_S)
+    # Every stage tells the same speed: all take the same steps, so all owe the same number.
+    return loop, loop.ready(precision, sequences, 1.0)
 
 
 def measured_slots(

@@ -24,7 +24,7 @@ from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.peers import FragmentCounts
 from protocol.errors import Refused
 from protocol.fragment.fragments import cut_fragments
-from protocol.limits import MAX_READERS_PER_PEER
+from protocol.limits import READERS
 from protocol.membership.view import Roster
 from protocol.outcomes import RefusalReason
 from protocol.run.layout import Layout
@@ -200,7 +200,7 @@ async def test_readers_of_chunks_have_so_many_places_and_auditors_have_others(
         trio.open_nursery() as nursery,
     ):
         await network.connect(IDS[0], world.addresses)
-        for _ in range(MAX_READERS_PER_PEER + 1):
+        for _ in range(READERS.per_peer + 1):
             nursery.start_soon(ask, network, chunk)
         await trio.sleep(1.0)
         assert outcomes == [RefusalReason.TOO_MANY]
@@ -210,5 +210,5 @@ async def test_readers_of_chunks_have_so_many_places_and_auditors_have_others(
         assert sorted(outcomes[1:]) == ["Stamps", RefusalReason.UNAVAILABLE]
         world.lock.release()
         await trio.sleep(1.0)
-        assert outcomes[3:] == ["ChunkStateReply"] * MAX_READERS_PER_PEER
+        assert outcomes[3:] == ["ChunkStateReply"] * READERS.per_peer
         await world.lock.acquire()

@@ -16,7 +16,7 @@ from peer.network.simulated import SimulatedInternet
 from peer.runtime.work import SimulatedWork
 from protocol.diloco.audits import Leaf
 from protocol.errors import LocoError
-from protocol.limits import MAX_READERS_PER_PEER
+from protocol.limits import READERS
 from protocol.outcomes import RefusalReason
 from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import (
@@ -138,9 +138,9 @@ async def test_so_many_chunks_as_a_peer_gives_at_once_are_asked_of_it(autojump_c
         await theirs.serve(PROTOCOL, serve)
         questions = FragmentQuestions(GROUP, ours, OUTER, SimulatedWork())
         async with trio.open_nursery() as nursery:
-            for _ in range(3 * MAX_READERS_PER_PEER):
+            for _ in range(3 * READERS.per_peer):
                 nursery.start_soon(questions.fetch, IDS[1], GetChunkState(GROUP, FRAGMENT, 1))
-    assert most == MAX_READERS_PER_PEER
+    assert most == READERS.per_peer
     assert not questions._turns
 
 

@@ -25,7 +25,7 @@ from peer.facts import Facts
 from peer.runtime.work import SimulatedWork
 from protocol.gossip.final_averaging import Meeting
 from protocol.outcomes import SkipReason
-from protocol.plausible import CLIP_FACTOR, FIRST, LEAST_CLIP
+from protocol.plausible import CLIP, FIRST
 from protocol.run.run_spec import RunSpec
 
 P = 256
@@ -116,14 +116,14 @@ def test_the_first_partner_counts_as_we_do_when_it_is_as_far_as_two_moves():
 
 def test_a_first_partner_that_is_far_pulls_no_more_than_a_few_moves():
     phi, doubts = step(averaged_with(2.4))
-    most = CLIP_FACTOR * EXPECTED_AT_FIRST * MOVE / 2
+    most = CLIP.largest * EXPECTED_AT_FIRST * MOVE / 2
     assert phi == pytest.approx(PHI + MOVE + most, abs=1e-4)
     assert not doubts
 
 
 def test_no_first_partner_turns_us_round_however_far_we_have_moved():
     phi, doubts = step(averaged_with(-6.0 * PHI), own=10 * PHI)  # 1.6 lengths away
-    assert phi == pytest.approx(10 * PHI - CLIP_FACTOR * 10 * PHI / 2)
+    assert phi == pytest.approx(10 * PHI - CLIP.largest * 10 * PHI / 2)
     assert not doubts
 
 
@@ -154,7 +154,7 @@ def test_the_final_mean_is_exact_where_all_are_as_far_apart_as_before(own_share)
 def test_in_the_final_averaging_too_a_partner_pulls_no_more_than_from_a_little_afar(own_share):
     meeting = Meeting(0, "other", asks=True, own_share=own_share)
     phi, doubts = step(averaged_with(PHI - 5 * MOVE), meeting=meeting, before=ROUNDS)
-    usual = LEAST_CLIP * 2 * MOVE
+    usual = CLIP.least * 2 * MOVE
     pulled = (1 - own_share) * usual if own_share else usual / 2
     assert phi == pytest.approx(PHI + MOVE - pulled, abs=1e-5)
     assert not doubts
@@ -196,7 +196,7 @@ def test_after_rounds_alone_a_partner_may_be_further_away():
     alone = [Skipped(SkipReason.NO_PARTNER)] * 2
     phi, doubts = step(far, before=[*ROUNDS, *alone])
     assert doubts == []
-    assert phi == pytest.approx(PHI + MOVE - 1.5 * LEAST_CLIP * MOVE, abs=1e-5)
+    assert phi == pytest.approx(PHI + MOVE - 1.5 * CLIP.least * MOVE, abs=1e-5)
 
 
 OTHERS = [averaged_with(PHI - MOVE, name) for name in "abcd"]

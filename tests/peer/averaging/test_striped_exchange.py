@@ -30,7 +30,7 @@ from peer.averaging.gossip.exchange_session import STALL_S, Averaged, Skipped
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet
 from protocol.errors import Refused, StreamLost
-from protocol.limits import MAX_INBOUND_STREAMS_PER_PEER, MAX_STRIPES, STRIPE_FROM_BYTES
+from protocol.limits import INBOUND_STREAMS, MAX_STRIPES, STRIPE_FROM_BYTES
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire import pieces
 from protocol.wire.messages import Accept, Join, Piece, Propose, Vector
@@ -86,7 +86,7 @@ def test_no_stripe_is_asked_for_that_would_carry_no_piece(parameters, stripes):
 
 
 def test_all_stripes_of_an_exchange_and_what_else_a_peer_opens_are_let_in():
-    assert MAX_STRIPES + 4 <= MAX_INBOUND_STREAMS_PER_PEER
+    assert INBOUND_STREAMS.per_peer >= MAX_STRIPES + 4
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from peer.network.conversation import Conversation
 from peer.training.corpus.blocks import PieceCorpus, piece_path
 from protocol.content.needs import CorpusNeeds
 from protocol.errors import Refused
-from protocol.limits import MAX_READER_REQUESTS, MAX_READERS_PER_PEER
+from protocol.limits import MAX_READER_REQUESTS, READERS
 from protocol.wire.content_messages import GetHoldings, Holdings
 from protocol.wire.versions import CONTENT
 
@@ -167,7 +167,7 @@ async def test_what_one_reader_may_cost_is_bounded(
             await trio.sleep(1)
         streams = [
             Conversation(await joiner.network.open_stream(founder.network.peer_id, CONTENT))
-            for _ in range(MAX_READERS_PER_PEER + 1)
+            for _ in range(READERS.per_peer + 1)
         ]
         await streams[-1].send(GetHoldings(corpus, 0))
         with pytest.raises(Refused, match="ask another"):

@@ -29,11 +29,9 @@ from protocol.content.manifest import digest_of
 from protocol.errors import Refused, StreamLost
 from protocol.limits import (
     MAX_READER_REQUESTS,
-    MAX_READERS,
-    MAX_READERS_PER_PEER,
-    MAX_READERS_PER_PREFIX,
     MAX_TRANSFER_S,
     MIN_FETCH_BYTES_PER_S,
+    READERS,
     SEND_STALL_S,
     STATE_CHUNK_BYTES,
 )
@@ -73,7 +71,7 @@ async def test_readers_are_bounded_and_a_silent_one_makes_room(
 ) -> None:
     async with (
         world(tmp_path) as made,
-        made.crowd(*[None] * MAX_READERS) as readers,
+        made.crowd(*[None] * READERS.total) as readers,
         trio.open_nursery() as nursery,
     ):
         for network in readers:
@@ -93,7 +91,7 @@ async def test_one_peer_takes_its_own_places_alone(
         made.another("greedy") as greedy,
         trio.open_nursery() as nursery,
     ):
-        for _ in range(MAX_READERS_PER_PEER):
+        for _ in range(READERS.per_peer):
             nursery.start_soon(hold, made, greedy)
         await trio.sleep(1.0)
         assert not await is_served(made, greedy)
@@ -104,7 +102,7 @@ async def test_one_peer_takes_its_own_places_alone(
 async def test_one_network_takes_its_own_places_alone(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
-    addresses = [f"/ip4/5.6.7.{number}/tcp/1" for number in range(MAX_READERS_PER_PREFIX + 1)]
+    addresses = [f"/ip4/5.6.7.{number}/tcp/1" for number in range(READERS.per_prefix + 1)]
     async with (
         world(tmp_path) as made,
         made.crowd(*addresses) as (one_more, *others),
@@ -144,7 +142,7 @@ async def test_streams_that_never_read_lose_their_places(
     monkeypatch.setattr("peer.network.simulated.SEGMENT_BYTES", 256)
     async with (
         world(tmp_path) as made,
-        made.crowd(*[None] * MAX_READERS) as readers,
+        made.crowd(*[None] * READERS.total) as readers,
         trio.open_nursery() as nursery,
     ):
         state = await made.service.write()

@@ -11,11 +11,9 @@ from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import Refused, StreamLost
 from protocol.limits import (
     ANSWER_S,
+    HEARSAY,
+    HEARSAY_DIALS,
     MAX_DIALS,
-    MAX_HEARSAY,
-    MAX_HEARSAY_DIALS,
-    MAX_HEARSAY_DIALS_PER_PEER,
-    MAX_HEARSAY_PER_PEER,
     MAX_HEARSAY_TRIES,
     MAX_LINKS,
     MAX_MEMBERS,
@@ -33,7 +31,7 @@ def named(*peers: str) -> PeerList:
     return PeerList(tuple(PeerEntry(peer, 1, NOWHERE) for peer in peers))
 
 
-def many(of: str, count: int = MAX_HEARSAY_PER_PEER) -> PeerList:
+def many(of: str, count: int = HEARSAY.per_peer) -> PeerList:
     return named(*(f"{of}-{number}" for number in range(count)))
 
 
@@ -52,19 +50,19 @@ def test_one_peer_names_so_many_and_all_together_so_many():
     hearsay, _ = dialler_of(roster)
     hearsay.told(0.0, "liar", many("x"))
     hearsay.told(0.0, "liar", many("y"))
-    assert len(roster.members()) == MAX_HEARSAY_PER_PEER
+    assert len(roster.members()) == HEARSAY.per_peer
     hearsay.told(0.0, "honest", named("real", "me"))
     assert roster.get("real") is not None
     assert roster.get("me") is None
-    for number in range(2 * MAX_HEARSAY // MAX_HEARSAY_PER_PEER):
+    for number in range(2 * HEARSAY.total // HEARSAY.per_peer):
         hearsay.told(0.0, f"liar-{number}", many(f"z{number}"))
-    assert len(roster.members()) == MAX_HEARSAY
+    assert len(roster.members()) == HEARSAY.total
 
 
 def test_a_name_that_is_linked_makes_room_for_another():
     roster = Roster(10.0)
     hearsay, _ = dialler_of(roster)
-    hearsay.told(0.0, "b", many("x", MAX_HEARSAY_PER_PEER))
+    hearsay.told(0.0, "b", many("x", HEARSAY.per_peer))
     hearsay.linked("x-0")
     hearsay.told(0.0, "b", named("y", "z"))
     assert (roster.get("y") is None, roster.get("z") is None) == (False, True)
@@ -108,11 +106,11 @@ async def test_dials_to_names_leave_room_and_end(autojump_clock):
 
         dialler.told(0.0, "liar", many("x"))
         await look(3.0)
-        assert most == MAX_HEARSAY_DIALS_PER_PEER
+        assert most == HEARSAY_DIALS.per_peer
         for number in range(4):
             dialler.told(0.0, f"liar-{number}", many(f"x{number}"))
         await look(3.0)
-        assert most == MAX_HEARSAY_DIALS
+        assert most == HEARSAY_DIALS.total
         roster.record(PeerRecord("zz", 1, NOWHERE, 1.0))  # from its own record
         await look(3.0)
         assert "zz" in dialling
@@ -158,7 +156,7 @@ def test_a_list_of_peers_is_no_work_for_a_full_roster():
     roster._members = Counted(roster._members)
     dialler_of(roster)[0].told(0.0, "liar", many("x"))
     assert looked == 0
-    for number in range(MAX_HEARSAY_PER_PEER):  # what peers say of themselves has a place
+    for number in range(HEARSAY.per_peer):  # what peers say of themselves has a place
         roster.heard(1.0, f"alive-{number}", 1)
     assert looked == 1
 
@@ -183,7 +181,7 @@ async def test_a_liar_with_lists_of_nobody_holds_no_newcomer_up(tmp_path):
                 ids = [identity_of(batch + 2, f"n{number}").peer_id for number in range(64)]
                 await talk.send(PeerList(tuple(PeerEntry(i, 1, NOWHERE) for i in ids)))
             await trio.sleep(2.0)
-            assert len(swarm["a"].roster.members()) <= MAX_HEARSAY_PER_PEER + 1
+            assert len(swarm["a"].roster.members()) <= HEARSAY.per_peer + 1
             swarm.join("b")
             swarm.join("c")
             await swarm.until(lambda: all(swarm[name].ready.is_set() for name in "bc"))

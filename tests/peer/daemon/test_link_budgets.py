@@ -1,6 +1,7 @@
 """Links: so many for one identity and one network; a link that lives is not replaced."""
 
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -17,12 +18,7 @@ from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import LocoError, Refused
-from protocol.limits import (
-    LINK_MESSAGES_PER_S,
-    MAX_LINKS_PER_PEER,
-    MAX_LINKS_PER_PREFIX,
-)
-from protocol.membership.book import Shares
+from protocol.limits import LINK_MESSAGES_PER_S, LINK_PLACES, Shares
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import AliveReply, AskAlive, Hello, PeerEntry, PeerList
 from protocol.wire.versions import HELLO
@@ -81,8 +77,8 @@ async def test_a_link_that_beats_is_not_replaced_and_a_dead_one_is(tmp_path):
 @simulated()
 async def test_one_network_has_its_share_of_the_links(tmp_path, monkeypatch):
     per_prefix = 3
-    assert per_prefix < MAX_LINKS_PER_PREFIX
-    monkeypatch.setattr(links_file, "LINK_PLACES", Shares(128, MAX_LINKS_PER_PEER, per_prefix))
+    assert per_prefix < LINK_PLACES.per_prefix
+    monkeypatch.setattr(links_file, "LINK_PLACES", Shares(128, LINK_PLACES.per_peer, per_prefix))
     async with open_swarm(1, toy_spec(20), tmp_path) as swarm, AsyncExitStack() as others:
         await start(swarm, "a")
         for number in range(per_prefix + 1):
@@ -102,7 +98,7 @@ async def test_one_network_has_its_share_of_the_links(tmp_path, monkeypatch):
 @simulated()
 async def test_links_that_others_open_leave_room_for_our_own_dials(tmp_path, monkeypatch):
     monkeypatch.setattr(links_file, "MAX_LINKS", 4)
-    monkeypatch.setattr(links_file, "MAX_LINKS_PER_PREFIX", 2)
+    monkeypatch.setattr(links_file, "LINK_PLACES", replace(LINK_PLACES, per_prefix=2))
     dialled = trio.Event()
 
     async def note(_stream) -> None:

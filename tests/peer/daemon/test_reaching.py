@@ -24,11 +24,7 @@ from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.observe.events import EventLog
 from peer.runtime import PeerId
 from protocol.errors import LocoError
-from protocol.limits import (
-    DIAL_BACK_EVERY_S,
-    MAX_DIAL_BACK_ADDRESSES,
-    MAX_DIAL_BACKS_PER_PREFIX,
-)
+from protocol.limits import DIAL_BACK_EVERY_S, DIAL_BACKS, MAX_DIAL_BACK_ADDRESSES
 from protocol.membership.dial_back import NatKind, Reach
 from protocol.membership.view import Roster
 from protocol.wire.messages import Seen, Whereabouts
@@ -206,7 +202,7 @@ async def test_tarpits_of_one_network_leave_dial_backs_to_others(
             seen = await ask(honest, address)
             assert seen is not None
             assert seen.reached == (address,)
-            assert most == MAX_DIAL_BACKS_PER_PREFIX * MAX_DIAL_BACK_ADDRESSES
+            assert most == DIAL_BACKS.per_prefix * MAX_DIAL_BACK_ADDRESSES
             await trio.sleep(TRY_S)
             assert not hanging
 

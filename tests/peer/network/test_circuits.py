@@ -27,12 +27,7 @@ from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.runtime import Stream
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import LocoError
-from protocol.limits import (
-    ANSWER_S,
-    MAX_CIRCUITS_PER_PEER,
-    STRANGERS_SHARE,
-)
-from protocol.membership.book import Shares
+from protocol.limits import ANSWER_S, CIRCUITS, STRANGERS_SHARE, Shares
 
 AGREED = b"\x04\x08\x01\x20\x64"
 
@@ -130,7 +125,7 @@ async def refused_when_expired(made: World) -> CircuitStatus:
 
 async def refused_when_there_are_too_many(made: World) -> CircuitStatus:
     await reserve(made.behind, made.hub.peer_id)
-    for _ in range(MAX_CIRCUITS_PER_PEER):
+    for _ in range(CIRCUITS.per_peer):
         assert (await made.ask())[1] == CircuitStatus.OK
     return CircuitStatus((await made.ask())[1])
 
@@ -181,7 +176,7 @@ async def test_who_is_out_of_reach_relays_for_nobody(autojump_clock: object) -> 
 
 
 async def test_places_are_bounded(monkeypatch: pytest.MonkeyPatch, autojump_clock: object) -> None:
-    monkeypatch.setattr(relay_module, "PLACES", Shares(1, 1, 1))
+    monkeypatch.setattr(relay_module, "RESERVATIONS", Shares(1, 1, 1))
     async with world() as made:
         for _ in range(2):  # one who has a place renews it
             await reserve(made.behind, made.hub.peer_id)
@@ -199,7 +194,7 @@ async def test_a_stranger_gets_no_place(autojump_clock: object) -> None:
 async def test_one_network_takes_neither_all_places_nor_all_circuits(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: object
 ) -> None:
-    monkeypatch.setattr(relay_module, "PLACES", Shares(8, 1, 4))
+    monkeypatch.setattr(relay_module, "RESERVATIONS", Shares(8, 1, 4))
     monkeypatch.setattr(relay_module, "CIRCUITS", Shares(12, 2, 6))
     async with world() as made, AsyncExitStack() as stack:
         await reserve(made.behind, made.hub.peer_id)

@@ -17,7 +17,7 @@ from peer.network import directory as directory_module
 from peer.network.conversation import Conversation
 from peer.network.identity import Identity
 from protocol.errors import LocoError, Refused, StreamLost
-from protocol.limits import MAX_RECORDS_PER_PEER, NEAREST_NODES
+from protocol.limits import NEAREST_NODES, RECORDS
 from protocol.membership.records import PeerRecord, encode_record, place_of, record_keys
 from protocol.outcomes import RefusalReason
 from protocol.wire.directory_messages import (
@@ -175,7 +175,7 @@ async def test_a_node_keeps_valid_records_of_their_sender_alone(world):
     assert await honest.directory.get(KEY) == {honest.peer_id: value}
     keys = record_keys("other run")
     kept = [await keeps(key, hostile.value(key, now_s + 90)) for key in keys]
-    assert kept.count(True) == MAX_RECORDS_PER_PEER
+    assert kept.count(True) == RECORDS.per_peer
 
 
 async def serve_lies(network, answer):

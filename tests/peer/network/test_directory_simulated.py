@@ -6,7 +6,7 @@ from directory_worlds import ADDRESS, Peer
 
 from peer.network.identity import Identity
 from peer.network.simulated import SimulatedDhtWorld
-from protocol.limits import MAX_RECORDS_PER_SHARD
+from protocol.limits import RECORDS_OF_SHARD
 from protocol.membership.records import record_keys
 
 KEY = record_keys("run")[0]
@@ -72,8 +72,8 @@ async def test_a_peer_that_is_cut_off_finds_nothing_after_a_while(autojump_clock
 
 
 async def test_a_shard_is_bounded(autojump_clock):
-    peers = await _swarm(SimulatedDhtWorld(1), MAX_RECORDS_PER_SHARD + 3)
+    peers = await _swarm(SimulatedDhtWorld(1), RECORDS_OF_SHARD.total + 3)
     for peer in peers:
         await peer.announce(KEY)
-    assert len(await peers[0].directory.get(KEY)) == MAX_RECORDS_PER_SHARD
+    assert len(await peers[0].directory.get(KEY)) == RECORDS_OF_SHARD.total
     assert sum(peer.directory.refused for peer in peers) == 3

@@ -8,7 +8,7 @@ import trio.testing
 
 from peer.network.handlers import MAX_TOLD, BaseNetwork
 from protocol.errors import RemoteProtocolError
-from protocol.limits import MAX_INBOUND_STREAMS_PER_PREFIX
+from protocol.limits import INBOUND_STREAMS
 
 
 class ClosedStream:
@@ -84,7 +84,7 @@ async def test_streams_of_one_network_are_bounded_and_those_of_a_private_one_are
     network = BaseNetwork()
     ended = trio.Event()
     await network.serve("p", lambda _: ended.wait())
-    many = MAX_INBOUND_STREAMS_PER_PREFIX + 1
+    many = INBOUND_STREAMS.per_prefix + 1
     async with trio.open_nursery() as nursery:
         for where, expected in (("5.6.7.8", many - 1), ("192.168.1.2", many)):
             admitted = 0

@@ -15,7 +15,7 @@ from peer.network.simulated import SimulatedInternet
 from peer.runtime import Stream
 from protocol.address.multiaddr import InvalidAddress
 from protocol.errors import LocalProtocolError, LocoError, StreamLost
-from protocol.limits import MAX_INBOUND_STREAMS_PER_PEER
+from protocol.limits import INBOUND_STREAMS
 
 ECHO = "/loco/echo/1"
 BULK_BYTES = 8 << 20
@@ -287,7 +287,7 @@ async def test_handler_errors_end_their_stream_alone(pair: Pair) -> None:
 async def test_streams_of_one_peer_are_bounded(pair: Pair) -> None:
     await connected(pair)
     streams = [
-        await pair.a.open_stream(pair.b.peer_id, ECHO) for _ in range(MAX_INBOUND_STREAMS_PER_PEER)
+        await pair.a.open_stream(pair.b.peer_id, ECHO) for _ in range(INBOUND_STREAMS.per_peer)
     ]
     for stream in streams:
         await stream.send_all(b"x")

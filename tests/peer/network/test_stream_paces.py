@@ -7,13 +7,13 @@ from peer.network.simulated import SimulatedInternet
 from peer.runtime import Network, PeerId, Stream
 from peer.simulation.swarm import identity_of
 from protocol.errors import LocoError
-from protocol.limits import INBOUND_STREAMS_BURST_S, INBOUND_STREAMS_PER_S
+from protocol.limits import INBOUND_PACE
 from protocol.membership.book import Fault
 from protocol.wire.messages import Refusal
 from protocol.wire.versions import CONTENT
 
 SERVER, FLOODER, OTHER = (identity_of(1, name).peer_id for name in ("server", "flooder", "other"))
-BURST = int(INBOUND_STREAMS_PER_S * INBOUND_STREAMS_BURST_S)
+BURST = int(INBOUND_PACE.per_peer * INBOUND_PACE.burst_s)
 MORE, AT_ONCE = 200, 20
 """Without a pace they would take 1.2 s."""
 
@@ -68,4 +68,4 @@ async def test_who_opens_streams_without_end_waits_for_its_turn(autojump_clock):
                 nursery.start_soon(open_streams, flooder, (BURST + MORE) // AT_ONCE)
             await trio.sleep(1.5)
             assert await open_streams(other, 1) == pytest.approx(free_s)
-        assert trio.current_time() - began_s >= MORE / INBOUND_STREAMS_PER_S
+        assert trio.current_time() - began_s >= MORE / INBOUND_PACE.per_peer
