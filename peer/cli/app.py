@@ -351,6 +351,32 @@ def export(
     print(f"wrote {hf}")
 
 
+@command
+def extend(
+    run_toml: Annotated[Path, opt.argument("RUN.toml", "File to write; the model goes beside it.")],
+    data: Annotated[
+        str, opt.option("--data", "SOURCE", "The new corpus, as text:FOLDER/*.txt or hf:NAME.")
+    ],
+    steps: Annotated[int, opt.option("--steps", "N", "Steps of the new run.", min=1)],
+    replay: Annotated[
+        float,
+        opt.option(
+            "--replay", "SHARE", "Part of all tokens that are the old run's.", min=0, max=0.99
+        ),
+    ] = 0.25,
+    force: Annotated[bool, opt.option("--force", "", "Overwrite an existing file.")] = False,
+    home: opt.Home = None,
+) -> None:
+    """Write a run spec that goes on with the model of this home's run, on other texts too."""
+    from .client import check_exportable, home_of
+    from .extend import extend_run
+
+    opt.check_folder(run_toml.with_suffix(""), "RUN.toml")
+    own = home_of(home)
+    check_exportable(own)
+    extend_run(own, run_toml, data, steps, replay, force=force)
+
+
 @partial(command, name="eval")
 def evaluate(
     check: Annotated[
