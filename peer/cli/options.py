@@ -297,8 +297,11 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
         "loco-peer export --hf checkpoint, for other programs",
     ),
     "eval": (
-        ("loco-peer eval", "loco-peer eval --check", "loco-peer eval --json"),
-        "docs/experts.md says what the rules are",
+        (
+            "loco-peer eval --tasks hellaswag,arc_easy --hf checkpoint",
+            "loco-peer eval --check",
+        ),
+        "docs/recipes/use-the-model.md has tasks, docs/experts.md experts",
     ),
     "extend": (
         (
