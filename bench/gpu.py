@@ -194,17 +194,17 @@ class Swarm:
 
 async def run_swarm(part: str, options: argparse.Namespace) -> dict[str, Any]:
     """Make text, play it, and export the founder's model."""
-    folder, first = options.out / part, list[str]()
+    folder, cards = options.out / part, list[str]()
     method = "noloco" if part == BOX else part
     if part == BOX and options.cards < 2:
         return {"left out": f"{options.cards} card"}
     if part == BOX:
-        first = ["--gpus", str(options.cards)]
+        cards = ["--gpus", str(options.cards)]
     await trio.to_thread.run_sync(write_text, folder, VOCABULARY[options.preset])
     run_toml = folder / "run.toml"
     run_toml.write_text(to_toml(run_spec(options.preset, method, folder)))
     async with open_peers(folder, options.device) as peers:
-        swarm = Swarm(peers, method, first)
+        swarm = Swarm(peers, method, cards)
         first = await swarm.play(run_toml)
         export = ["export", "--hf", str(folder / "export"), "--home", str(first.home.root)]
         done = await trio.run_process([str(console_script()), *export], check=False)

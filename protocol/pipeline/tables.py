@@ -5,10 +5,10 @@
     links    a,b,latency_ms,bandwidth_mbps; one way, from a to b
 
 `compute_s` is the forward pass of one microbatch through the whole model; without it, it is
-estimated for the `card`. `slots` are microbatches of one stage that the machine can hold. `gpus` are
-cards of one machine, each as `compute_s`, `card` and `memory_gb` say, which train as one peer over
-`gpu_link`; the price is the machine's. Its stage of a pipeline is held by one of them. The first
-line names the columns, in any order; empty lines and lines that begin with # are passed over. A
+estimated for the `card`. `slots` are microbatches of one stage that the machine can hold. `gpus`
+are cards of one machine, each as `compute_s`, `card` and `memory_gb` say, which train as one peer
+over `gpu_link`; the price is the machine's. Its stage of a pipeline is held by one. The first line
+names the columns, in any order; empty lines and lines that begin with # are passed over. A
 pair without a link is looked up by its locations in the table of regions; where that does not know
 them, the link of the other way counts. Every error names its line.
 
@@ -24,8 +24,8 @@ Cards, by their makers' data sheets:
               fp32 here, so theirs are fp32's
     memory    GB of the card
 
-    link      bytes a second each way between the cards of a machine, half of what sheets promise: of
-              PCIe 4.0 with 16 lanes, and of an A100's NVLink
+    link      bytes a second each way between the cards of a machine, half of what sheets promise:
+              of PCIe 4.0 with 16 lanes, and of an A100's NVLink
 
 Nothing here was measured. A forward pass is taken to reach MFU of the peak, which large models on
 one card do; small models on large cards reach a fifth of that and less. `loco-peer measure` says

@@ -12,7 +12,7 @@ from bench import gpu
 def test_without_a_card_it_ends_with_a_sentence_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gpu.torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr(sys, "argv", ["bench.gpu", "--out", str(tmp_path / "out")])
     with pytest.raises(SystemExit) as ended:
         gpu.main()
