@@ -357,7 +357,7 @@ def extend(
     data: Annotated[
         str, opt.option("--data", "SOURCE", "The new corpus, as text:FOLDER/*.txt or hf:NAME.")
     ],
-    steps: Annotated[int, opt.option("--steps", "N", "Steps of the new run.", min=1)],
+    steps: Annotated[int, opt.option("--steps", "N", "Steps of the new run.")],
     replay: Annotated[
         float,
         opt.option(

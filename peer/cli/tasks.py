@@ -132,6 +132,6 @@ def lines_of(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
             error = told.get(f"{metric}_stderr,{filtered}", NO_ERROR)
-            beside = f" ± {error:.4f}" if isinstance(error, int | float) else ""
+            beside = f" +- {error:.4f}" if isinstance(error, int | float) else ""
             of = "" if filtered == "none" else f" ({filtered})"
             yield f"{task:<{width}}  {metric:<12} {value:.4f}{beside}{of}"

@@ -62,7 +62,7 @@ def test_a_model_for_which_all_is_alike_takes_the_shorter_answer(export: Path, t
     assert found["letters"]["acc,none"] == 1 / 4
     half = loco(*asked, "--limit", str(COUNT // 4), "--device", "cpu")
     assert half.exit_code == ExitCode.OK, half.stderr
-    assert "letters  acc          1.0000 ± 0.0000" in half.stdout
+    assert "letters  acc          1.0000 +- 0.0000" in half.stdout
     unknown = loco("eval", "--tasks", "leters", "--hf", str(export), "--task-files", str(tasks))
     assert unknown.exit_code == ExitCode.USAGE
     assert "lm-eval knows no task 'leters'; did you mean letters" in unknown.stderr
@@ -108,7 +108,7 @@ def test_a_line_for_each_task_and_metric() -> None:
         "gsm8k": {"exact_match,strict": 0.5, "exact_match_stderr,strict": "N/A"},
     }
     assert list(lines_of(told)) == [
-        "arc_easy  acc          0.2500 ± 0.0100",
+        "arc_easy  acc          0.2500 +- 0.0100",
         "gsm8k     exact_match  0.5000 (strict)",
     ]
 
