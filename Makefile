@@ -16,7 +16,7 @@ RESULTS   ?= bench-run
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 
 .DEFAULT_GOAL := help
-.PHONY: help env test test-all test-fast coverage lint format docs demo bench dist clean
+.PHONY: help env test test-all test-fast coverage lint format docs demo bench gpu dist clean
 
 help:  ## This list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ bench: env  ## All measurements, some minutes each; BENCHES="codec latency" choo
 	  echo "bench: $$name"; \
 	  $(BIN)/python -m bench.$$name $(if $(FULL),--full) --json "$(RESULTS)/$$name.json"; \
 	done
+
+gpu: env  ## What a CUDA card does here: its tests, tokens/s and MFU, Muon, peers; RESULTS=DIR says where
+	@$(BIN)/python -m bench.gpu --out "$(RESULTS)/gpu" tests speed noloco box
 
 dist: env  ## Source distribution and wheel, in dist/
 	@rm -rf build dist

@@ -10,7 +10,11 @@ Parts, each of a minute or three, in this order:
     noloco    three real peers on this one card train `125m`: one alone, two join, one of them is
               killed and comes back, one is exported
     diloco    the same in fragments
+    box       as noloco, and the first peer trains on all cards (`--gpus all`); left out where
+              there is one
     demo      `python -m demo --method pipeline`
+
+`make gpu` runs tests, speed, noloco and box. Without a card it ends with one sentence and code 2.
 
 Their text is the Python source of this environment, their tokenizer is made of it: nothing is
 downloaded. What commands say is in FOLDER/PART.log, their figures in FOLDER/*.json, what peers did
@@ -26,10 +30,12 @@ import sys
 import sysconfig
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
+import torch
 import trio
 from tokenizers import ByteLevelBPETokenizer
 
@@ -55,6 +61,9 @@ DILOCO: Final = {
     "overlap_steps": 3,
 }
 AVERAGED: Final = {"noloco": "RoundAveraged", "diloco": "FragmentReturned"}
+BOX: Final = "box"
+WRONG_USAGE: Final = 2
+LIBRARIES: Final = ("loco-peer", "torch", "transformers", "hivemind", "numpy")
 GPU_TESTS: Final = ("tests/numerics", "tests/peer/codec/test_codecs.py")
 
 
@@ -139,8 +148,10 @@ def events(peer: RunningPeer, name: str) -> list[dict[str, Any]]:
 class Swarm:
     """Three peers on one card, and when what happened to them."""
 
-    def __init__(self, peers: Peers, method: str) -> None:
+    def __init__(self, peers: Peers, method: str, first: Sequence[str] = ()) -> None:
+        """`first` are options of the first peer alone."""
         self._peers = peers
+        self._first = first
         self._averaged = AVERAGED[method]
         self.found: dict[str, Any] = {}
 
@@ -165,7 +176,7 @@ class Swarm:
 
     async def play(self, run_toml: Path) -> RunningPeer:
         """One alone, three together, one killed, and back. Returns the founder."""
-        first = await self.start("peer-1", ["start", str(run_toml)], "founder")
+        first = await self.start("peer-1", ["start", str(run_toml), *self._first], "founder")
         await self.until(first, "RoundClosed", ALONE_ROUNDS)
         join = ["join", "--yes", "--bootstrap", first.ready["addresses"][0]]
         second = await self.start("peer-2", join, "second")
@@ -181,14 +192,19 @@ class Swarm:
         return first
 
 
-async def run_swarm(method: str, options: argparse.Namespace) -> dict[str, Any]:
+async def run_swarm(part: str, options: argparse.Namespace) -> dict[str, Any]:
     """Make text, play it, and export the founder's model."""
-    folder = options.out / method
+    folder, cards = options.out / part, list[str]()
+    method = "noloco" if part == BOX else part
+    if part == BOX and options.cards < 2:
+        return {"left out": f"{options.cards} card"}
+    if part == BOX:
+        cards = ["--gpus", str(options.cards)]
     await trio.to_thread.run_sync(write_text, folder, VOCABULARY[options.preset])
     run_toml = folder / "run.toml"
     run_toml.write_text(to_toml(run_spec(options.preset, method, folder)))
     async with open_peers(folder, options.device) as peers:
-        swarm = Swarm(peers, method)
+        swarm = Swarm(peers, method, cards)
         first = await swarm.play(run_toml)
         export = ["export", "--hf", str(folder / "export"), "--home", str(first.home.root)]
         done = await trio.run_process([str(console_script()), *export], check=False)
@@ -196,20 +212,45 @@ async def run_swarm(method: str, options: argparse.Namespace) -> dict[str, Any]:
     return swarm.found
 
 
+def measured_on() -> dict[str, Any]:
+    """The card, its driver, versions and the commit, as far as they can be asked."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    return {
+        "machine": machine(),
+        "processors": os.cpu_count(),
+        "cards": _said(query).splitlines(),
+        "versions": {name: version(name) for name in LIBRARIES},
+        "commit": _said(["git", "describe", "--always", "--dirty"]),
+    }
+
+
+def _said(command: Sequence[str]) -> str:
+    """Empty where there is no such program, or it fails."""
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return ran.stdout.strip()
+
+
 def main() -> None:
     """Run the parts, one after the other."""
-    parts = ("tests", "speed", "codec", "noloco", "diloco", "demo")
+    parts = ("tests", "speed", "codec", "noloco", "diloco", BOX, "demo")
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(parts))
     parser.add_argument("--out", type=Path, required=True, help="folder, which must not exist")
     parser.add_argument("--device", default="cuda", help="cpu, cuda or cuda:N")
     parser.add_argument("--preset", choices=PRESETS, default="125m")
     options = parser.parse_args()
+    options.cards = torch.cuda.device_count()
+    if options.device.startswith("cuda") and not options.cards:
+        print(f"bench.gpu: torch {torch.__version__} finds no CUDA card here", file=sys.stderr)
+        sys.exit(WRONG_USAGE)
     options.out.mkdir(parents=True)
     options.out = options.out.resolve()
-    found: dict[str, Any] = {"machine": machine(), "processors": os.cpu_count()}
+    found = measured_on()
     for part in options.parts or parts:
-        swarm = part in AVERAGED
+        swarm = part in (*AVERAGED, BOX)
         found[part] = trio.run(run_swarm, part, options) if swarm else run_commands(part, options)
         (options.out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
 

@@ -351,16 +351,71 @@ def export(
     print(f"wrote {hf}")
 
 
+@command
+def extend(
+    run_toml: Annotated[Path, opt.argument("RUN.toml", "File to write; the model goes beside it.")],
+    data: Annotated[
+        str, opt.option("--data", "SOURCE", "The new corpus, as text:FOLDER/*.txt or hf:NAME.")
+    ],
+    steps: Annotated[int, opt.option("--steps", "N", "Steps of the new run.")],
+    replay: Annotated[
+        float,
+        opt.option(
+            "--replay", "SHARE", "Part of all tokens that are the old run's.", min=0, max=0.99
+        ),
+    ] = 0.25,
+    force: Annotated[bool, opt.option("--force", "", "Overwrite an existing file.")] = False,
+    home: opt.Home = None,
+) -> None:
+    """Write a run spec that goes on with the model of this home's run, on other texts too."""
+    from .client import check_exportable, home_of
+    from .extend import extend_run
+
+    opt.check_folder(run_toml.with_suffix(""), "RUN.toml")
+    own = home_of(home)
+    check_exportable(own)
+    extend_run(own, run_toml, data, steps, replay, force=force)
+
+
 @partial(command, name="eval")
 def evaluate(
     check: Annotated[
         bool, opt.option("--check", "", "Fetch the experts' weights, and check what they claim.")
     ] = False,
+    tasks: Annotated[
+        str | None,
+        opt.option("--tasks", "NAME,NAME", "Ask the model tasks of lm-eval, as hellaswag."),
+    ] = None,
+    hf: Annotated[
+        Path | None,
+        opt.option("--hf", "DIR", "With --tasks: this export. Default: the peer of this home."),
+    ] = None,
+    task_files: Annotated[
+        Path | None,
+        opt.option("--task-files", "DIR", "With --tasks: more tasks, whose Python is run."),
+    ] = None,
+    limit: Annotated[
+        int | None, opt.option("--limit", "N", "With --tasks: examples of each.", min=1)
+    ] = None,
+    device: opt.Device = None,
     as_json: opt.AsJson = False,
     home: opt.Home = None,
 ) -> None:
-    """Show each expert, and each rule of combining them, on each domain of the run."""
+    """Ask a model tasks that people know; or compare the experts of a run on its domains."""
     from .client import home_of
+
+    if tasks is not None:
+        from .tasks import TaskQuestion, show_answers, tasks_named
+
+        if check:
+            raise ConfigError("--check is for the experts of a run: leave it out, or --tasks")
+        check_given(device=device)
+        question = TaskQuestion(tasks_named(tasks), task_files, limit, device)
+        show_answers(hf, home, question, as_json=as_json)
+        return
+    given = {"--hf": hf, "--task-files": task_files, "--limit": limit, "--device": device}
+    if named := [name for name, value in given.items() if value is not None]:
+        raise ConfigError(f"{' and '.join(named)}: for --tasks alone; name some, as hellaswag")
     from .evaluate import show_evaluation
 
     show_evaluation(home_of(home), check=check, as_json=as_json)

@@ -24,7 +24,7 @@ from peer.training.device import Precision, choose_device, choose_precision, is_
 from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import FlatOptimizer, inner_optimizer
 from peer.training.step import Stepper, largest_power_of_two
-from protocol.pipeline.pipelines import TRAINING_PER_FORWARD
+from protocol.pipeline.question import TRAINING_PER_FORWARD
 from protocol.pipeline.tables import OPTIONAL_PEER_COLUMNS, PEER_COLUMNS, USUAL_SLOTS
 from protocol.run.needs import parameters_of, vocabulary_of
 from protocol.run.run_spec import RunSpec

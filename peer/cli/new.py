@@ -180,6 +180,8 @@ FIRST_KEYS: Final = (
     "name",
     "model.init_from",
     "data.source",
+    "data.replay",
+    "data.replay_share",
     "data.tokenizer",
     "model.hidden_size",
     "model.intermediate_size",
@@ -214,6 +216,13 @@ TUNING_LINES: Final = (
     "# Sizes, tokenizer and chat template are the checkpoint's. It has learnt at a falling rate,",
     "# and would forget at a high one: the rate is half of the usual (2e-5; 2e-4 of adapters), and",
     "# rises over 1% of the steps. AdamW, because most checkpoints were trained with it.",
+)
+EXTENDED: Final = "extended"
+"""Stands for the preset of a run that goes on with another's model."""
+EXTENDED_LINES: Final = (
+    "# It goes on with a trained model, whose sizes and tokenizer it has. That model's rate had",
+    "# fallen: so the peak is half of what it was, and is reached over 1% of the steps. Old texts",
+    "# (data.replay) keep it from forgetting: a quarter of them gave back 0.54 of 0.57 nats.",
 )
 LINE: Final = (
     "# " + "-" * 76,
@@ -253,14 +262,27 @@ def write_new(path: Path, spec: RunSpec, preset: str, *, force: bool) -> list[st
     Raises ConfigError: the file is there already or cannot be written.
     """
     text = toml_of(spec, preset)
+    check_new(path, force=force)
     try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise ConfigError(f"{path} exists already; use --force to replace it") from error
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
     return told_needs(spec, corpus_tokens_of(spec))
+
+
+def check_new(path: Path, *, force: bool) -> None:
+    """Raises ConfigError: the file is there already."""
+    if path.exists() and not force:
+        raise ConfigError(f"{path} exists already; use --force to replace it")
+
+
+def check_source(data: str) -> None:
+    """Raises ConfigError: there is no such kind of source."""
+    if data.partition(":")[0] not in SOURCES:
+        raise ConfigError(
+            f"unknown data source '{data}': for text files write text:{data}; the others are"
+            f" {', '.join(source for source in SOURCES if source != 'text')}"
+        )
 
 
 def checked_spec(
@@ -294,11 +316,8 @@ def checked_spec(
         raise ConfigError(f"--preset {preset} trains one whole model: no --stages and no --experts")
     if preset in PRESETS and stages > (layers := _layers_of(preset)):
         raise ConfigError(f"--stages {stages}: '{preset}' has {layers} layers, one for a stage")
-    if data is not None and data.partition(":")[0] not in SOURCES:
-        raise ConfigError(
-            f"unknown data source '{data}': for text files write text:{data}; the others are"
-            f" {', '.join(source for source in SOURCES if source != 'text')}"
-        )
+    if data is not None:
+        check_source(data)
     spec = preset_spec(preset, method, optimizer, stages, data, seed, experts, model)
     check_stages(spec)
     return spec
@@ -376,6 +395,7 @@ def _head(spec: RunSpec, preset: str) -> list[str]:
         *(f"#   {line}" for line in told_needs(spec, corpus_tokens_of(spec))),
         *[UNTRIED_LINE] * (preset in UNTRIED),
         *TUNING_LINES * (preset in TUNING),
+        *EXTENDED_LINES * (preset == EXTENDED),
         "",
     ]
 
@@ -446,6 +466,7 @@ def _is_idle(section: BaseModel, name: str) -> bool:
             idle = section.stages == 1
         case DataSection():
             idle = name == "chat_template" and not section.source.startswith("chat:")
+            idle = idle or (section.replay is None and name in ("replay", "replay_share"))
         case OptimizerSection():
             idle = name in OF_THEIR_OWN
         case RunSpec():

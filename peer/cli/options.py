@@ -227,7 +227,7 @@ FEW: Final = 11
 COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "Before a run": ("new", "plan", "measure", "doctor"),
     "A peer": ("start", "join", "status", "top", "pause", "resume", "leave"),
-    "The model": ("export", "generate", "eval"),
+    "The model": ("export", "generate", "eval", "extend"),
     "The founder": ("invite", "admit", "ban", "delegate", "amend"),
 }
 EXAMPLES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
@@ -297,8 +297,18 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
         "loco-peer export --hf checkpoint, for other programs",
     ),
     "eval": (
-        ("loco-peer eval", "loco-peer eval --check", "loco-peer eval --json"),
-        "docs/experts.md says what the rules are",
+        (
+            "loco-peer eval --tasks hellaswag,arc_easy --hf checkpoint",
+            "loco-peer eval --check",
+        ),
+        "docs/recipes/use-the-model.md has tasks, docs/experts.md experts",
+    ),
+    "extend": (
+        (
+            'loco-peer extend next.toml --data "text:more/*.txt" --steps 2000',
+            'loco-peer extend next.toml --data "text:more/*.txt" --steps 2000 --replay 0.05',
+        ),
+        "read next.toml, then run: loco-peer start next.toml --new-run",
     ),
     "plan": (
         (

@@ -18,9 +18,10 @@ from rich.table import Table
 from peer.options.config import ConfigError, read_text, refuse_experts
 from peer.process.bottom_line import shown
 from protocol.names import size_text
-from protocol.pipeline.pipelines import TRAINING_PER_FORWARD, Estimate, replicas_of
+from protocol.pipeline.pipelines import Estimate, replicas_of
 from protocol.pipeline.question import (
     BOUNDARY_CODECS,
+    TRAINING_PER_FORWARD,
     PlanQuestion,
     effort_for,
     rules_of,
@@ -167,6 +168,13 @@ def _first(
             f" {_tokens(other.tokens)} tokens{costs}."
         )
     whole = size_text(question.workload.state_bytes)
+    if boxes := [offer for offer in question.offers if offer.gpus > 1]:
+        names = _named([offer.name for offer in boxes])
+        each = size_text(question.workload.state_bytes_on(max(o.gpus for o in boxes)))
+        yield (
+            f"Cards of {names} train as one peer: {each} of training state each at the least, and"
+            " exchanges that nothing hides are counted; not measured."
+        )
     if small := question.too_small_for_the_whole:
         names = _named([offer.name for offer in small])
         yield f"The whole model's training state takes {whole}, too much for {names}."
@@ -241,12 +249,14 @@ def _named(names: list[str]) -> str:
 def _of_replicas(question: PlanQuestion, estimate: Estimate) -> Table:
     table = Table("peer", "location", "speed by", "tokens/s", "busy", "MB/h sent", "dollars/h")
     for offer in question.offers:
-        alone = question.workload.tokens / (TRAINING_PER_FORWARD * offer.compute_us / 1e6)
+        workload = question.workload
+        step_tokens = workload.batch_microbatches * workload.tokens
+        alone = step_tokens / (workload.step_us(offer) / 1e6)
         busy = estimate.utilisation[offer.name]
         table.add_row(
             escape(offer.name),
             escape(offer.location),
-            escape(offer.card or "compute_s"),
+            f"{offer.gpus} x " * (offer.gpus > 1) + escape(offer.card or "compute_s"),
             f"{alone * busy:,.0f}",
             f"{busy:.0%}",
             f"{estimate.bytes_per_hour[offer.name] / 1e6:,.0f}",

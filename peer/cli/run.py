@@ -8,6 +8,7 @@ from dataclasses import replace
 from errno import EADDRINUSE
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -203,7 +204,8 @@ def _new_run(config: PeerConfig, spec: RunSpec) -> RunSpec:
     names = [expert.name for expert in spec.experts] or [""]
     for name, model in zip(names, spec.models, strict=True):
         try:
-            _check_source(config.data or model.data.source)
+            for source in [config.data] if config.data else model.data.sources:
+                _check_source(source)
             _check_enough(model, config.data)
         except ConfigError as error:
             raise ConfigError(f"expert {name}: {error}" if name else str(error)) from error
@@ -247,9 +249,17 @@ def _from_checkpoint(written: RunSpec) -> RunSpec:
 
 def _as_founded(written: RunSpec, founded: RunSpec) -> RunSpec:
     """Add what was left to checkpoint and tokenizer when the run was founded."""
-    left = {"chat_template", *["tokenizer"] * (written.model.init_from is not None)}
-    found = {key: getattr(founded.data, key) for key in left - written.data.model_fields_set}
-    return written.model_copy(update={"data": written.data.model_copy(update=found)})
+    begins = written.model.init_from is not None
+    left = {
+        "data": {"chat_template", *["tokenizer"] * begins},
+        "model": {"family"} if begins else (),
+    }
+    found = dict[str, Any]()
+    for name, keys in left.items():
+        own, there = getattr(written, name), getattr(founded, name)
+        missing = {key: getattr(there, key) for key in set(keys) - own.model_fields_set}
+        found[name] = own.model_copy(update=missing)
+    return written.model_copy(update=found)
 
 
 def _check_enough(spec: RunSpec, data: str | None) -> None:

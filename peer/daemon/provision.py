@@ -538,22 +538,34 @@ class RealProvision:
 
     async def found(self, spec: RunSpec, expert: int | None) -> tuple[RunSpec, Supplies]:
         if expert is None:
-            spec, corpus = await self._frozen_data(spec)
+            whole = "stages" if spec.pipeline.stages > 1 else None
+            spec, corpus = await self._frozen_data(spec, whole)
             spec, created, fresh = await self._frozen_model(spec, corpus)
             stage = DATA_STAGE if spec.pipeline.stages > 1 else None
             return spec, self._supplies(spec, corpus, _shape(created), fresh, stage)
         made = list[tuple[RunSpec, KeptCorpus]]()
         for each, model in zip(spec.experts, spec.models, strict=True):
             try:
-                made.append(await self._frozen_data(model))
+                made.append(await self._frozen_data(model, "experts"))
             except InvalidRunSpec as error:
                 raise InvalidRunSpec(f"expert {each.name}: {error}") from error
         frozen = [await self._frozen_expert(number, *each) for number, each in enumerate(made)]
         spec = validated(with_frozen_experts(spec, frozen).model_dump())
         return spec, await self._supplies_of_expert(spec, expert, NoSource(), lambda fresh: fresh)
 
-    async def _frozen_data(self, spec: RunSpec) -> tuple[RunSpec, KeptCorpus]:
-        return await freeze_data(spec, self._cache_dir, self._work, self._config.data, self._tell)
+    async def _frozen_data(
+        self, spec: RunSpec, whole_texts: str | None
+    ) -> tuple[RunSpec, KeptCorpus]:
+        """`whole_texts` names those who learn no conversations, which a file of tokens may hold."""
+        frozen, corpus = await freeze_data(
+            spec, self._cache_dir, self._work, self._config.data, self._tell
+        )
+        if whole_texts is not None and corpus.has_conversations:
+            raise InvalidRunSpec(
+                f"data.source: {self._config.data or spec.data.source} holds conversations, and"
+                f" {whole_texts} learn whole texts: use another source"
+            )
+        return frozen, corpus
 
     async def _frozen_expert(self, number: int, spec: RunSpec, corpus: KeptCorpus) -> RunSpec:
         """The same for one expert; first weights from a checkpoint are kept for others."""

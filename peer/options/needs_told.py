@@ -220,7 +220,13 @@ BYTES_PER_TOKEN: Final = 4
 
 def corpus_tokens_of(spec: RunSpec, source: str | None = None) -> int | None:
     """Tokens of the run's corpus, roughly, where known; `source` stands for the spec's."""
-    kind, _, where = (source or spec.data.source).partition(":")
+    new = _tokens_in(source or spec.data.source, spec)
+    kept = 1 if spec.data.replay is None else 1 - spec.data.replay_share
+    return None if new is None else round(new / kept)
+
+
+def _tokens_in(source: str, spec: RunSpec) -> int | None:
+    kind, _, where = source.partition(":")
     each = 1 if spec.data.tokenizer == "bytes" else BYTES_PER_TOKEN
     if kind == "stdlib":
         return STDLIB_BYTES // each

@@ -35,7 +35,7 @@ Vocabulary = Mapping[str, int]
 
 
 def with_checkpoint(written: RunSpec) -> RunSpec:
-    """The run spec as it is founded: with the checkpoint's tokenizer, unless the text names one.
+    """The run spec as it is founded: with the checkpoint's family and tokenizer, if none is named.
 
     Raises InvalidRunSpec where checkpoint or tokenizer cannot be used, or do not fit.
     """
@@ -67,7 +67,9 @@ def with_checkpoint(written: RunSpec) -> RunSpec:
             f"model.init_from: {source} has {rows:,} embeddings, and the tokenizer {named!r} has"
             f" {largest + 1:,} tokens: they do not belong together"
         )
-    return written.model_copy(update={"data": written.data.model_copy(update={"tokenizer": named})})
+    data = written.data.model_copy(update={"tokenizer": named})
+    model = written.model.model_copy(update={"family": family})
+    return written.model_copy(update={"data": data, "model": model})
 
 
 def with_chat_template(spec: RunSpec) -> RunSpec:
@@ -96,7 +98,8 @@ def template_hint(spec: RunSpec) -> str | None:
 def rate_hint(spec: RunSpec) -> str | None:
     """A warning where a checkpoint is trained at a rate for training from nothing."""
     rate = spec.optimizer.learning_rate
-    if spec.model.init_from is None or rate <= HIGHEST_USUAL_RATE:
+    goes_on = spec.data.replay is not None  # with much text, at a rate by its parent's
+    if spec.model.init_from is None or goes_on or rate <= HIGHEST_USUAL_RATE:
         return None
     return (
         f"model.init_from with optimizer.learning_rate = {rate:g}: that is a rate for training from"

@@ -52,14 +52,11 @@ from .question import (
     microbatches_of,
     numbers_of_data_peers,
     problem_of,
-    too_small_of,
 )
 from .simulator import Job, Simulator, Stretch, jobs_of
 from .tables import MachineOffer
 
 # --- replicas -------------------------------------------------------------------------------------
-TRAINING_PER_FORWARD: Final = 3
-"""Forward and backward, in forwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +82,8 @@ def cost_per_billion_tokens(offers: Sequence[MachineOffer], tokens_per_s: float)
     return price_per_s / tokens_per_s * 1e9
 
 
-def state_fits(offers: Sequence[MachineOffer], state_bytes: int) -> bool | None:
-    if too_small_of(offers, state_bytes):
+def state_fits(offers: Sequence[MachineOffer], too_small: Sequence[MachineOffer]) -> bool | None:
+    if too_small:
         return False
     return None if any(offer.memory_bytes is None for offer in offers) else True
 
@@ -94,7 +91,7 @@ def state_fits(offers: Sequence[MachineOffer], state_bytes: int) -> bool | None:
 def replicas_of(question: PlanQuestion) -> dict[str, Estimate]:
     """What these machines would do as replicas, for one microbatch each if none are asked for."""
     offers, workload, number = question.offers, question.workload, len(question.offers)
-    step_us = [workload.batch_microbatches * o.compute_us * TRAINING_PER_FORWARD for o in offers]
+    step_us = [workload.step_us(offer) for offer in offers]
     train_s = [workload.inner_steps * each_us / US_PER_S for each_us in step_us]
 
     def way_s(a: int, b: int, size: float, times: int = 1) -> float:
@@ -130,7 +127,7 @@ def _of_rounds(
     )
     names = [offer.name for offer in offers]
     return Estimate(
-        state_fits(offers, workload.state_bytes),
+        state_fits(offers, question.too_small_for_the_whole),
         (question.microbatches or len(offers)) * workload.tokens / tokens_per_s,
         tokens_per_s,
         {n: sent_bytes / s * 3600 for n, (_, s) in zip(names, rounds, strict=True)},
@@ -353,7 +350,7 @@ def _estimate(question: PlanQuestion, iterations: Sequence[PricedIteration]) -> 
     microbatches = rounds * iterations[0].problem.microbatches
     tokens_per_s = microbatches * question.workload.tokens / total_s
     return Estimate(
-        state_fits(question.offers, question.stage_state_bytes),
+        state_fits(question.offers, question.too_small),
         total_s / rounds,
         tokens_per_s,
         {name: sent[i] / total_s * 3600 for i, name in enumerate(names)},

@@ -23,10 +23,21 @@ from protocol.run.run_spec import RunSpec
 from protocol.run.sections import BOUNDARY_BITS, BoundaryCodec, PipelineSection
 from protocol.run.ways import CODECS
 
-from .problem import THOUSAND, Matrix, PathRules, PipelinePeer, Problem, StageWork, stage_orders
+from .problem import (
+    THOUSAND,
+    US_PER_S,
+    Matrix,
+    PathRules,
+    PipelinePeer,
+    Problem,
+    StageWork,
+    stage_orders,
+)
 from .tables import MachineOffer
 
 # --- workload -------------------------------------------------------------------------------------
+TRAINING_PER_FORWARD: Final = 3
+"""Forward and backward, in forwards."""
 BOUNDARY_CODECS: Final[tuple[str, ...]] = get_args(BoundaryCodec)
 
 
@@ -54,6 +65,18 @@ class Workload:
     @property
     def tokens(self) -> int:
         return self.sequences * self.context_length
+
+    def state_bytes_on(self, gpus: int) -> int:
+        """Training state on each of so many cards: moments are shared out (ZeRO-2)."""
+        on_all = 2 * FP32_BYTES * self.parameters  # weights and gradient
+        return on_all + -(-(self.state_bytes - on_all) // gpus)
+
+    def step_us(self, offer: MachineOffer) -> int:
+        """A step of a machine that trains alone, with its cards' exchanges, which nothing hides."""
+        computing = -(-self.batch_microbatches // offer.gpus) * offer.compute_us
+        # Each card sends all of the gradient but its own part, and gets as much of new weights.
+        sent = 2 * FP32_BYTES * self.parameters * (offer.gpus - 1) // offer.gpus
+        return TRAINING_PER_FORWARD * computing + sent * US_PER_S // offer.gpu_bytes_per_s
 
     def boundary_bytes(self, codec: str) -> int:
         return self.tokens * self.hidden_size * BOUNDARY_BITS[codec] // 8
@@ -187,11 +210,12 @@ class PlanQuestion:
 
     @property
     def too_small_for_the_whole(self) -> tuple[MachineOffer, ...]:
-        return too_small_of(self.offers, self.workload.state_bytes)
+        each = self.workload.state_bytes_on
+        return tuple(o for o in self.offers if too_small_of([o], each(o.gpus)))
 
 
 def too_small_of(offers: Sequence[MachineOffer], state_bytes: int) -> tuple[MachineOffer, ...]:
-    """Machines that are known to lack the memory for so much training state."""
+    """Machines of which a card is known to lack the memory for so much training state."""
     return tuple(o for o in offers if o.memory_bytes is not None and o.memory_bytes < state_bytes)
 
 

@@ -1,11 +1,14 @@
 """The two tables of `loco-peer plan`: machines on offer, and links between them.
 
-    peers    peer,location,price_per_hour, then compute_s or card; if you like, slots, memory_gb
+    peers    peer,location,price_per_hour, then compute_s or card; if you like, slots, memory_gb,
+             gpus, gpu_link
     links    a,b,latency_ms,bandwidth_mbps; one way, from a to b
 
 `compute_s` is the forward pass of one microbatch through the whole model; without it, it is
-estimated for the `card`. `slots` are microbatches of one stage that the machine can hold. The first
-line names the columns, in any order; empty lines and lines that begin with # are passed over. A
+estimated for the `card`. `slots` are microbatches of one stage that the machine can hold. `gpus`
+are cards of one machine, each as `compute_s`, `card` and `memory_gb` say, which train as one peer
+over `gpu_link`; the price is the machine's. Its stage of a pipeline is held by one. The first line
+names the columns, in any order; empty lines and lines that begin with # are passed over. A
 pair without a link is looked up by its locations in the table of regions; where that does not know
 them, the link of the other way counts. Every error names its line.
 
@@ -20,6 +23,9 @@ Cards, by their makers' data sheets:
               of sparse matrices, which nobody trains with. Cards without bf16 (V100, T4) train in
               fp32 here, so theirs are fp32's
     memory    GB of the card
+
+    link      bytes a second each way between the cards of a machine, half of what sheets promise:
+              of PCIe 4.0 with 16 lanes, and of an A100's NVLink
 
 Nothing here was measured. A forward pass is taken to reach MFU of the peak, which large models on
 one card do; small models on large cards reach a fifth of that and less. `loco-peer measure` says
@@ -183,6 +189,9 @@ CARDS: Final[Mapping[str, Card]] = {
 }
 
 
+GPU_LINKS: Final[Mapping[str, int]] = {"pcie": 16 * 10**9, "nvlink": 150 * 10**9}
+
+
 def card_named(name: str) -> Card | None:
     """The card that is meant: case, spaces, the maker and `RTX` do not matter."""
     return _BY_KEY.get(_key(name))
@@ -205,7 +214,7 @@ _BY_KEY: Final = {_key(name): card for name, card in CARDS.items()}
 
 # --- tables ---------------------------------------------------------------------------------------
 PEER_COLUMNS: Final = ("peer", "location", "price_per_hour")
-OPTIONAL_PEER_COLUMNS: Final = ("compute_s", "card", "slots", "memory_gb")
+OPTIONAL_PEER_COLUMNS: Final = ("compute_s", "card", "slots", "memory_gb", "gpus", "gpu_link")
 USUAL_SLOTS: Final = 4
 LINK_COLUMNS: Final = ("a", "b", "latency_ms", "bandwidth_mbps")
 BYTE_ORDER_MARK: Final = "\ufeff"
@@ -224,8 +233,9 @@ class MachineOffer:
     """A machine that could take part.
 
     Attributes:
-        memory_bytes: of its device; None where the table does not say.
+        compute_us, memory_bytes: of one device; None where the table does not say.
         card: its name, where the time was estimated from that.
+        gpus: such devices, with so many bytes a second each way between them.
         where: the line of the table, for messages.
     """
 
@@ -236,6 +246,8 @@ class MachineOffer:
     price_per_hour: float
     memory_bytes: int | None = None
     card: str | None = None
+    gpus: int = 1
+    gpu_bytes_per_s: int = GPU_LINKS["pcie"]
     where: str = field(default="", compare=False)
 
 
@@ -349,8 +361,17 @@ def _offer(where: str, row: Mapping[str, str], forward_flops: float | None) -> M
         _number(where, row, "price_per_hour", 0),
         memory,
         estimated,
+        _count(where, row, "gpus") if row.get("gpus") else 1,
+        _gpu_link(where, row),
         where,
     )
+
+
+def _gpu_link(where: str, row: Mapping[str, str]) -> int:
+    name = (row.get("gpu_link") or "pcie").lower()
+    if name not in GPU_LINKS:
+        raise BadTable(f"{where}: gpu_link is '{name}'; use {' or '.join(GPU_LINKS)}")
+    return GPU_LINKS[name]
 
 
 def _card(where: str, row: Mapping[str, str]) -> Card | None:

@@ -64,6 +64,8 @@ LATER_KEYS: Final = (
     ("optimizer", "muon"),
     ("sync", "diloco", "robust"),
     ("data", "chat_template"),
+    ("data", "replay"),
+    ("data", "replay_share"),
     ("adapter",),
     ("experts",),
     ("ensemble",),
@@ -118,11 +120,13 @@ class ModelSection(Section):
     """Begin from this checkpoint (folder or hub id): sizes, tokenizer, weights."""
 
     def _faults(self) -> Iterator[PydanticCustomError]:
-        if self.init_from is None and self.hidden_size % (2 * self.num_heads):
+        if self.init_from is not None:
+            return  # family and sizes are the checkpoint's
+        if self.hidden_size % (2 * self.num_heads):
             yield self._misfit(
                 "hidden_size", f"must be a multiple of 2 * num_heads ({2 * self.num_heads})"
             )
-        if self.init_from is None and self.num_heads % (self.num_kv_heads or self.num_heads):
+        if self.num_heads % (self.num_kv_heads or self.num_heads):
             yield self._misfit(
                 "num_heads", f"must be a multiple of num_kv_heads ({self.num_kv_heads})"
             )
@@ -145,6 +149,10 @@ class DataSection(Section):
     """'bytes', or a Hugging Face tokenizer; leave it out with init_from."""
     chat_template: Annotated[str, Field(max_length=65536)] | None = None
     """How `chat:` conversations are written, in Jinja; the tokenizer's when left out."""
+    replay: str | None = None
+    """Older texts to train on beside those of the source, named as that is."""
+    replay_share: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    """Their part of all tokens."""
     validation_blocks: Annotated[int, Field(ge=1, le=65536)] = 64
     """Sequences held out for validation, the same everywhere."""
     piece_kib: Annotated[int, Field(ge=16, le=16384)] = 4096
@@ -155,8 +163,16 @@ class DataSection(Section):
     """Digest of the tokenizer's file; set by the founder's `start`."""
 
     def _faults(self) -> Iterator[PydanticCustomError]:
-        if self.source.partition(":")[0] not in SOURCES:
-            yield self._misfit("source", f"unknown data source; use one of {', '.join(SOURCES)}")
+        for key in ("source", "replay"):
+            if (getattr(self, key) or SOURCES[0]).partition(":")[0] not in SOURCES:
+                yield self._misfit(key, f"unknown data source; use one of {', '.join(SOURCES)}")
+        if self.replay is None and not self._has_default("replay_share"):
+            yield self._misfit("replay_share", "says nothing without data.replay; leave it out")
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """All that the corpus is made of."""
+        return (self.source,) if self.replay is None else (self.source, self.replay)
 
 
 class TrainingSection(Section):
@@ -487,6 +503,9 @@ class RunSpec(Section):
         if self.has_conversations:
             what = "experts are compared by whole texts: use another source than 'chat'"
             yield misfit("data.source", what, self.data.source)
+        if self.data.replay is not None:
+            what = "experts have a text each: leave it out, and name both in one source"
+            yield misfit("data.replay", what, self.data.replay)
         if self.model.init_from is not None:
             what = "with [[experts]] the first one's `begin` names the checkpoint"
             yield misfit("model.init_from", what, self.model.init_from)
@@ -612,7 +631,8 @@ class RunSpec(Section):
 
     @property
     def has_conversations(self) -> bool:
-        return any(model.data.source.startswith("chat:") for model in self.models)
+        sources = (source for model in self.models for source in model.data.sources)
+        return any(source.startswith("chat:") for source in sources)
 
     @property
     def total_rounds(self) -> int:

@@ -66,6 +66,11 @@ def test_an_unknown_place_takes_the_link_of_the_other_way():
         (PEERS + "c,LA,nan,1,1\n", "compute_s is nan"),
         (PEERS + "c,LA,1,1.5,1\n", "peers line 4: slots is 1.5, not a whole number"),
         (PEERS + "c,LA,1,0,1\n", "slots is 0; it must be 1 to"),
+        (
+            HEAD.replace("slots", "gpus") + "c,LA,1,0,1\n",
+            "peers line 2: gpus is 0; it must be 1 to",
+        ),
+        (HEAD.replace("slots", "gpu_link") + "c,LA,1,ib,1\n", "gpu_link is 'ib'; use pcie or nvl"),
         (PEERS + "c,LA,1,-2,1\n", "peers line 4: slots is -2; it must be 1 to"),
         (PEERS + "c,LA,inf,1,1\n", "peers line 4: compute_s is inf; it must be"),
         (PEERS + 'c,"LA,1,1,1\n', "peers line 4: unexpected end of data"),

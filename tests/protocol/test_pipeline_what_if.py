@@ -10,7 +10,13 @@ from bench.pipeline.checker import violations
 from protocol.errors import InvalidRunSpec
 from protocol.pipeline.pipelines import replicas_of, skipping_pipeline, state_fits
 from protocol.pipeline.problem import Matrix, PathRules
-from protocol.pipeline.question import CannotPlan, PlanQuestion, numbers_of_data_peers, workload_of
+from protocol.pipeline.question import (
+    CannotPlan,
+    PlanQuestion,
+    numbers_of_data_peers,
+    too_small_of,
+    workload_of,
+)
 from protocol.pipeline.tables import MachineOffer
 from protocol.pipeline.what_if import most_evaluations, what_if
 from protocol.run.run_spec import FrozenSection, ModelSection, RunSpec
@@ -71,9 +77,22 @@ def test_replicas_on_thin_lines_wait_for_the_exchange():
 
 def test_fit_needs_the_memory_of_every_machine():
     big, small = (replace(EQUAL[0], memory_bytes=size) for size in (16 * 10**6, 15 * 10**6))
-    assert state_fits([big], 16 * 10**6) is True
-    assert state_fits([big, small], 16 * 10**6) is False
-    assert state_fits([big, EQUAL[0]], 16 * 10**6) is None
+    for offers, fits in (([big], True), ([big, small], False), ([big, EQUAL[0]], None)):
+        assert state_fits(offers, too_small_of(offers, 16 * 10**6)) is fits
+
+
+def test_cards_of_a_machine_share_moments_and_batch_and_wait_for_each_other():
+    """1M parameters in AdamW: 8 bytes on each card, 8 shared out; four microbatches a step."""
+    million = replace(WORKLOAD, parameters=10**6, state_bytes=16 * 10**6, batch_microbatches=4)
+    alone = replace(EQUAL[0], memory_bytes=10 * 10**6)
+    told = []
+    for gpus in (1, 3, 4):
+        box = replace(alone, gpus=gpus, gpu_bytes_per_s=10**9)
+        asked = PlanQuestion((box,), *uniform([box], 1000, 10**9), million, 2, 2)
+        told.append((million.step_us(box), asked.too_small_for_the_whole == ()))
+    # Three forwards of 0.1 s for each microbatch of the fullest card; 8 MB x (n - 1) / n exchanged.
+    assert told == [(1_200_000, False), (605_333, False), (306_000, True)]
+    assert [million.state_bytes_on(n) for n in (1, 4)] == [16 * 10**6, 10 * 10**6]
 
 
 def test_muon_keeps_one_moment_of_the_blocks_matrices_where_adamw_keeps_two():

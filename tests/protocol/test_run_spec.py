@@ -723,6 +723,16 @@ def test_frozen_experts_of_two_tokenizers_are_refused() -> None:
             "[[experts]]\nname = 'a'\n[[experts]]\nname = 'b'\nsource = 'chat:x'",
             "data.source: experts are compared by whole texts: use another source than 'chat'",
         ),
+        (
+            "data.replay = 'stdlib'\n[[experts]]\nname = 'a'\n[[experts]]\nname = 'b'",
+            "data.replay: experts have a text each: leave it out",
+        ),
+        (
+            "[data]\nreplay = 'chat:x'\n[pipeline]\nstages = 2\n[sync]\ninner_steps = 5",
+            "data.source: stages learn whole texts",
+        ),
+        ("data.replay = 'http:x'", "data.replay: unknown data source"),
+        ("data.replay_share = 0.5", "data.replay_share: says nothing without data.replay"),
     ],
 )
 def test_adapters_and_conversations_are_of_one_whole_model(toml: str, sentence: str) -> None:
@@ -734,5 +744,8 @@ def test_a_run_without_adapters_and_conversations_keeps_its_bytes() -> None:
     spec = parse_toml("[model]\ninit_from = 'x'")
     assert b"adapter" not in spec.to_bytes()
     assert b"chat_template" not in spec.to_bytes()
+    assert b"replay" not in spec.to_bytes()
+    replaying = parse_toml("data.replay = 'stdlib'")
+    assert parse_bytes(replaying.to_bytes()) == replaying
     adapted = parse_toml("[model]\ninit_from = 'x'\n[adapter]\ntargets = ['q_proj']")
     assert parse_bytes(adapted.to_bytes()) == adapted

@@ -110,13 +110,13 @@ class Corpus:
     """A mapped corpus file.
 
     Attributes:
-        train: tokens to train on.
+        train: tokens to train on; `held_out` are those to validate with.
         piece_blocks: None where they are not known.
         tokenizer_digest, vocabulary_size: of a packed corpus; None for a raw token file.
     """
 
     train: Tokens
-    _validation: Tokens
+    held_out: Tokens
     _context_length: int
     tokenizer_digest: str | None = None
     vocabulary_size: int | None = None
@@ -129,7 +129,7 @@ class Corpus:
 
     @property
     def held_out_blocks(self) -> int:
-        return max(0, (len(self._validation) - 1) // self._context_length)
+        return max(0, (len(self.held_out) - 1) // self._context_length)
 
     def missing(self, indices: npt.NDArray[np.int64]) -> tuple[int, ...]:
         return ()
@@ -141,7 +141,7 @@ class Corpus:
     def validation_blocks(self, count: int) -> npt.NDArray[np.int64]:
         """The fixed validation blocks: [count, context_length + 1] tokens."""
         indices = np.arange(count, dtype=np.int64) * self.held_out_blocks // count
-        return self._cut(self._validation, indices * self._context_length)
+        return self._cut(self.held_out, indices * self._context_length)
 
     def _cut(self, tokens: Tokens, starts: Blocks) -> Blocks:
         blocks = np.empty((len(starts), self._context_length + 1), dtype=np.int64)

@@ -9,7 +9,10 @@ N.piece         pieces that have come from peers (blocks.py)
 
 import json
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +28,16 @@ from protocol.schedule.progress import Counting, Tell, nobody
 from .blocks import Corpus, PieceCorpus, cut_piece, is_packed, open_file, without_marks
 from .chats import CHAT, ChatTemplate, template_of
 from .documents import DOCUMENT_KINDS, glob_texts, stdlib_texts
-from .packed import RAW_SUFFIXES, InvalidCorpus, largest_token, pack, token_dtype
+from .packed import (
+    PART_BYTES,
+    RAW_SUFFIXES,
+    InvalidCorpus,
+    Tokens,
+    largest_token,
+    pack,
+    token_dtype,
+    write_packed,
+)
 from .tokenise import PACKING, pack_documents
 from .tokenizer import Tokenizer, load_tokenizer
 
@@ -63,6 +75,10 @@ class KeptCorpus:
             self.manifest.held_out: self.held_out,
         }
 
+    @property
+    def has_conversations(self) -> bool:
+        return is_of_conversations(self.open(), self.manifest.held_out_blocks)
+
     def open(self) -> Corpus | PieceCorpus:
         made_of = self.manifest
         if self.whole is not None:
@@ -72,6 +88,11 @@ class KeptCorpus:
         shape = (made_of.held_out_blocks, made_of.context_length + 1)
         held_out = np.fromfile(self.held_out, made_of.dtype).reshape(shape)
         return PieceCorpus(self.folder, made_of, held_out)
+
+
+def is_of_conversations(corpus: Corpus | PieceCorpus, held_out_blocks: int) -> bool:
+    """Whether some tokens are given, and no targets (chats.py)."""
+    return bool((corpus.validation_blocks(held_out_blocks) < 0).any())
 
 
 def adopt_manifest(data: bytes, manifest_digest: str, cache_dir: Path) -> KeptCorpus:
@@ -152,23 +173,75 @@ def prepare_corpus(
         OSError: a text cannot be read, or the cache not be written.
         ValueError: the tokenizer cannot be read.
     """
-    kind, where = _kind_of(source or spec.data.source)
+    kind, _ = _kind_of(source or spec.data.source)
     tokenizer = load_tokenizer(spec.data.tokenizer)
+    replay = spec.data.replay
+    if source is not None and kind == "tokens":
+        replay = None  # it is the corpus, made elsewhere
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=PACKING, dir=cache_dir) as folder:
+        made = partial(_tokens_of, spec=spec, tokenizer=tokenizer, cache_dir=cache_dir, tell=tell)
+        tokens = made(source or spec.data.source, Path(folder) / "corpus")
+        if replay is not None:
+            old = made(replay, Path(folder) / "replay")
+            tokens = _mixed(tokens, old, Path(folder) / "mixed", spec, tokenizer, tell)
+        is_ours = tokens.parent == Path(folder)
+        return _kept(spec, tokens, tokenizer, cache_dir, tell, is_ours=is_ours)
+
+
+def _tokens_of(
+    source: str, packed: Path, *, spec: RunSpec, tokenizer: Tokenizer, cache_dir: Path, tell: Tell
+) -> Path:
+    """The file of a source's tokens: the user's, or `packed`, which is made."""
+    kind, where = _kind_of(source)
     if kind == "tokens":
         path = Path(where).expanduser().absolute()
         if not (path.is_file() and is_packed(path)):
             _check_tokens(path, tokenizer, tell)
-        return _kept(spec, path, tokenizer, cache_dir, tell)
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=PACKING, dir=cache_dir) as folder:
-        packed = Path(folder) / "corpus"
-        if kind in DOCUMENT_KINDS:
-            chat = _template(spec) if kind == CHAT else None
-            pack_documents(kind, where, tokenizer, cache_dir, packed, tell, chat)
-        else:
-            texts = stdlib_texts() if kind == "stdlib" else glob_texts(where)
-            pack(texts, tokenizer, packed, tell)
-        return _kept(spec, packed, tokenizer, cache_dir, tell, is_ours=True)
+        return path
+    if kind in DOCUMENT_KINDS:
+        chat = _template(spec) if kind == CHAT else None
+        pack_documents(kind, where, tokenizer, cache_dir, packed, tell, chat)
+    else:
+        texts = stdlib_texts() if kind == "stdlib" else glob_texts(where)
+        pack(texts, tokenizer, packed, tell)
+    return packed
+
+
+def _mixed(
+    new: Path, old: Path, out_path: Path, spec: RunSpec, tokenizer: Tokenizer, tell: Tell
+) -> Path:
+    """A packed file of new tokens, and behind them as many old ones as are their share.
+
+    Old blocks are taken evenly from all there are, again where they are too few. The epoch's order
+    mixes pieces, so nothing has to here. What is held out is of both by the same share.
+    """
+    length, share = spec.model.context_length, spec.data.replay_share
+    both = [open_file(path, length, spec.data.validation_blocks) for path in (new, old)]
+    for path, each in zip((new, old), both, strict=True):
+        _check_tokenizer(path, each, tokenizer)
+    marks = any(is_of_conversations(each, each.held_out_blocks) for each in both)
+    dtype = token_dtype(tokenizer.vocabulary_size * (2 if marks else 1))
+    with (
+        tempfile.TemporaryFile(dir=out_path.parent) as train,
+        tempfile.TemporaryFile(dir=out_path.parent) as held_out,
+    ):
+        for part, file in (("train", train), ("held_out", held_out)):
+            fresh, known = (getattr(each, part) for each in both)
+            all_new = (fresh[at : at + PART_BYTES] for at in range(0, len(fresh), PART_BYTES))
+            replayed = _spread(known, len(fresh) * share / (1 - share), length)
+            file.writelines(each.astype(dtype).tobytes() for each in chain(all_new, replayed))
+        sizes_bytes = train.tell(), held_out.tell()
+        write_packed(out_path, tokenizer, sizes_bytes, (train, held_out), tell, dtype=dtype)
+    return out_path
+
+
+def _spread(tokens: Tokens, wanted: float, length: int) -> Iterator[Tokens]:
+    """Blocks of so many tokens together, evenly from all of them."""
+    count = max(1, round(wanted / length))
+    for number in range(count):
+        start = number * max(0, len(tokens) - length) // max(1, count - 1)
+        yield tokens[start : start + length]
 
 
 def _template(spec: RunSpec) -> ChatTemplate:
@@ -204,8 +277,7 @@ def _kept(
 ) -> KeptCorpus:
     """Keep the corpus of a file, which is moved into the cache where it `is_ours`."""
     corpus = open_file(tokens, spec.model.context_length, spec.data.validation_blocks)
-    if corpus.tokenizer_digest not in (None, tokenizer.digest):
-        raise InvalidCorpus(f"{tokens} was made with another tokenizer than data.tokenizer")
+    _check_tokenizer(tokens, corpus, tokenizer)
     held_out = corpus.validation_blocks(spec.data.validation_blocks)
     if (held_out[:, 1:] < 0).all():
         raise InvalidCorpus(
@@ -264,6 +336,11 @@ def _manifest(
         digests.append(digest_of(data := cut_piece(corpus.train, manifest, piece)))
         hashing.add(len(data))
     return structs.replace(manifest, digests=b"".join(digests))
+
+
+def _check_tokenizer(path: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
+    if corpus.tokenizer_digest not in (None, tokenizer.digest):
+        raise InvalidCorpus(f"{path} was made with another tokenizer than data.tokenizer")
 
 
 def _check_tokens(path: Path, tokenizer: Tokenizer, tell: Tell) -> None:

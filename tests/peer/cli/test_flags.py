@@ -85,7 +85,28 @@ FROZEN = {
     "pause": ["--home", "--verbose", "-v"],
     "resume": ["--home", "--verbose", "-v"],
     "export": ["--as-moe", "--experts", "--hf", "--home", "--swarm", "--verbose", "-v"],
-    "eval": ["--check", "--home", "--json", "--verbose", "-v"],
+    "eval": [
+        "--check",
+        "--device",
+        "--hf",
+        "--home",
+        "--json",
+        "--limit",
+        "--task-files",
+        "--tasks",
+        "--verbose",
+        "-v",
+    ],
+    "extend": [
+        "--data",
+        "--force",
+        "--home",
+        "--replay",
+        "--steps",
+        "--verbose",
+        "-v",
+        "run_toml",
+    ],
     "generate": [
         "--hf",
         "--home",
@@ -206,7 +227,7 @@ def parsed(line: str) -> dict[str, Any]:
     assert program == "loco-peer"
     with typer.main.get_group(app).commands[name].make_context(name, arguments) as context:
         given = {name.replace("_", "-"): value for name, value in context.params.items()}
-    if name != "new":  # its `--data` is a key of the run spec
+    if name not in ("new", "extend"):  # their `--data` is a key of the run spec
         check_given(**{name: value for name, value in given.items() if name in OPTIONS})
     return given
 

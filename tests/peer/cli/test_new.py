@@ -92,7 +92,7 @@ def test_presets_are_valid_and_whole(preset: str, method: str, optimizer: str) -
     idle |= {
         key for key in ALL_KEYS if key.startswith(("pipeline", "experts", "ensemble", "adapter"))
     }
-    idle |= {"data.chat_template"}
+    idle |= {"data.chat_template", "data.replay", "data.replay_share"}
     idle |= {f"model.{key}" for key in OF_MIXTURES}
     written = keys_of(tomllib.loads(text))
     assert written | ((set(EXAMPLES) | SET_BY_START) - idle) == ALL_KEYS - idle

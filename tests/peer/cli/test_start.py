@@ -422,6 +422,20 @@ def test_a_run_from_a_checkpoint_has_its_tokenizer_and_comes_back(
     assert lives == ["founding", "returning"]
 
 
+def test_a_run_from_a_checkpoint_has_its_family_and_comes_back(
+    home: Home, lives: list[str], tmp_path: Path, checkpoint: Path
+) -> None:
+    config = json.loads((checkpoint / "config.json").read_text()) | {"model_type": "mixtral"}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    run_toml = toml_from(tmp_path, checkpoint)
+    for _ in range(2):
+        start(home, run_toml)
+    signed = home.run()
+    assert signed is not None
+    assert signed.spec().model.family == "mixtral"
+    assert lives == ["founding", "returning"]
+
+
 def test_a_named_tokenizer_of_another_model_is_refused_before_the_home_is_touched(
     home: Home, lives: list[str], tmp_path: Path, checkpoint: Path
 ) -> None:
@@ -466,6 +480,9 @@ def test_data_that_is_not_there_is_told_before_anything_is_made(
 ) -> None:
     run_toml = tmp_path / "run.toml"
     run_toml.write_text(f'[data]\nsource = "{source}:{tmp_path}/nothing"\n')
+    with pytest.raises(ConfigError, match=r"^data\.source: .*no file"):
+        start(home, run_toml)
+    run_toml.write_text(f'[data]\nsource = "stdlib"\nreplay = "{source}:{tmp_path}/nothing"\n')
     with pytest.raises(ConfigError, match=r"^data\.source: .*no file"):
         start(home, run_toml)
     assert not home.root.exists()

@@ -24,7 +24,7 @@ from protocol.address.peer_id import peer_id_from_public_key
 HEAVY = ("torch", "transformers", "pandas", "matplotlib", "textual", "hivemind", "datasets")
 HELP_WAITS_FOR_NO = (*HEAVY, "numpy", "trio", "rich", "cryptography", "blake3")
 TRAIN = {"start", "join", "measure"}
-MAKE_MODELS = {"eval", "export", "generate"}
+MAKE_MODELS = {"eval", "export", "extend", "generate"}
 LOOKS_FOR_GPUS = {"doctor"}
 IMPORTS_TORCH = TRAIN | MAKE_MODELS | LOOKS_FOR_GPUS
 """Commands that need torch for what they do: `LIGHT` below does all that the others do."""
@@ -168,6 +168,12 @@ USAGE: list[tuple[str, int, str]] = [
     ("export --hf hf --swarm", 4, "no daemon is running"),
     ("export --hf no-export", 2, "--hf: no-export is not empty and not an export"),
     ("eval", 2, "belongs to no run yet"),
+    ("eval --hf no-export", 2, "--hf: for --tasks alone"),
+    ("eval --tasks , --hf no-export", 2, "--tasks: name tasks of lm-eval"),
+    ("eval --tasks x --check", 2, "--check is for the experts of a run"),
+    ("eval --tasks x --device tpu", 2, "--device: use 'cpu'"),
+    ("extend next.toml --data text:x --steps 9", 4, "the home has no checkpoint either"),
+    ("extend no-export.toml --data text:x --steps 9", 2, "no-export is not empty and not an exp"),
     ("generate --prompt x", 2, "belongs to no run yet"),
     ("generate --prompt x --hf missing", 2, "missing is not an export"),
     ("generate --prompt x --hf missing --home .", 2, "name two models"),

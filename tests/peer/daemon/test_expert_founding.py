@@ -1,5 +1,6 @@
 """What a founder finds out of the domains of experts, before any model is made."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ async def found(spec: RunSpec, folder: Path) -> None:
     home, spare = Home(folder / "home"), Any
     home.prepare()
     config = load_config({"home": home.root}, {})
-    await RealProvision(config, home, "me", SimulatedWork(), spare, nobody).found(spec, 0)  # type: ignore[arg-type]
+    provision = RealProvision(config, home, "me", SimulatedWork(), spare, nobody)  # type: ignore[arg-type]
+    await provision.found(spec, 0 if spec.experts else None)
 
 
 async def test_a_domain_with_too_little_text_is_named(tmp_path: Path) -> None:
@@ -56,6 +58,24 @@ async def test_tokens_of_another_tokenizer_are_refused_and_named(tmp_path: Path)
     code = spec_of(tmp_path, source=f"tokens:{theirs.whole}")
     with pytest.raises(InvalidRunSpec, match="expert code: .* made with another tokenizer than"):
         await found(code, tmp_path)
+
+
+@pytest.mark.parametrize("who", ["experts", "stages"])
+async def test_tokens_of_conversations_are_refused_by_those_who_learn_whole_texts(
+    tmp_path: Path, who: str
+) -> None:
+    chats = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4."}]
+    (tmp_path / "a.jsonl").write_text((json.dumps({"messages": chats}) + "\n") * 400)
+    spec = spec_of(tmp_path, source="text:unused")
+    data = spec.data.model_copy(update={"source": f"chat:{tmp_path}/a.jsonl"})
+    theirs = prepare_corpus(spec.of_expert(0).model_copy(update={"data": data}), tmp_path / "chats")
+    source = f"tokens:{theirs.whole}"
+    run = spec_of(tmp_path, source=source)
+    if who == "stages":
+        whole = run.of_expert(1).model_dump()
+        run = validated(whole | {"sync": {"inner_steps": 9}, "pipeline": {"stages": 2}})
+    with pytest.raises(InvalidRunSpec, match=f"{source} holds conversations, and {who} learn whol"):
+        await found(run, tmp_path)
 
 
 def test_what_a_founder_finds_out_of_experts_is_no_difference(tmp_path: Path) -> None:

@@ -201,3 +201,73 @@ def test_any_tokenizer_file_will_do(texts, tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"not a tokenizer\.json"):
         prepare_corpus(spec, tmp_path / "cache")
+
+
+# --- replay ---------------------------------------------------------------------------------------
+OLD, NEW = b"o", b"n"
+
+
+def _letters(folder, letter, count):
+    """Texts of one letter, so that tokens say which of them they are of."""
+    folder.mkdir()
+    for number in range(40):
+        (folder / f"{number:02}.txt").write_bytes(letter * (count // 40))
+    return f"text:{folder}/*.txt"
+
+
+@pytest.mark.parametrize(("old", "share"), [(80_000, 0.25), (2_000, 0.5)], ids=["more", "fewer"])
+def test_replay_is_its_share_of_what_is_trained_on_and_held_out(tmp_path, old, share):
+    source, replay = _letters(tmp_path / "new", NEW, 8_000), _letters(tmp_path / "old", OLD, old)
+    mixed = prepare_corpus(_spec(source, replay=replay, replay_share=share), tmp_path / "cache")
+    corpus = open_corpus(mixed.folder, 8, 2)
+    for blocks in (corpus.blocks(np.arange(corpus.num_blocks)), corpus.validation_blocks(2_000)):
+        told = (blocks == ord(OLD)).sum() / ((blocks == ord(OLD)) | (blocks == ord(NEW))).sum()
+        assert told == pytest.approx(share, abs=0.02)
+    alone = prepare_corpus(_spec(source), tmp_path / "cache")
+    first = open_corpus(alone.folder, 8, 2)
+    new = first.blocks(np.arange(first.num_blocks))
+    assert (corpus.blocks(np.arange(len(new))) == new).all(), "all that is new is there, once"
+
+
+def test_replay_of_the_cached_corpus_is_that_of_its_texts_and_no_held_out_one_is_trained(tmp_path):
+    source = _letters(tmp_path / "new", NEW, 8_000)
+    (tmp_path / "old").mkdir()
+    for number in range(30):
+        (tmp_path / "old" / f"{number}.txt").write_text(f"[{number:02}]" * 50)
+    old = f"text:{tmp_path}/old/*.txt"
+    parent = prepare_corpus(_spec(old), tmp_path / "cache")
+    by_texts, by_tokens = (
+        prepare_corpus(_spec(source, replay=replay), tmp_path / "cache")
+        for replay in (old, f"tokens:{parent.whole}")
+    )
+    assert by_texts.manifest_digest == by_tokens.manifest_digest
+    assert parent.whole is not None
+    assert parent.whole.exists()
+    held_out = bytes(open_corpus(parent.folder, 8, 2).validation_blocks(1)[0][:4].astype(np.uint8))
+    corpus = open_corpus(by_texts.folder, 8, 2)
+    trained = corpus.blocks(np.arange(corpus.num_blocks))[:, :-1].astype(np.uint8).tobytes()
+    assert held_out.startswith(b"[")
+    assert held_out not in trained
+    assert b"[" in trained
+
+
+def test_a_file_of_the_mixed_tokens_is_the_corpus_and_is_not_mixed_again(tmp_path):
+    source, replay = _letters(tmp_path / "n", NEW, 8_000), _letters(tmp_path / "o", OLD, 8_000)
+    spec = _spec(source, replay=replay)
+    founders = prepare_corpus(spec, tmp_path / "founder")
+    here = prepare_corpus(spec, tmp_path / "joiner", str(founders.whole))
+    assert here.manifest_digest == founders.manifest_digest
+
+
+def test_replay_made_with_another_tokenizer_is_refused(tmp_path):
+    parent = prepare_corpus(_spec(_letters(tmp_path / "o", OLD, 8_000)), tmp_path / "cache")
+    words = Tokenizer(WordLevel({"o": 0, "n": 1}, unk_token="n"))
+    words.save(str(tmp_path / "tokenizer.json"))
+    np.save(tmp_path / "new.npy", np.ones(8_000, np.uint8))
+    spec = _spec(
+        f"tokens:{tmp_path}/new.npy",
+        replay=f"tokens:{parent.whole}",
+        tokenizer=str(tmp_path / "tokenizer.json"),
+    )
+    with pytest.raises(InvalidCorpus, match="made with another tokenizer"):
+        prepare_corpus(spec, tmp_path / "cache")

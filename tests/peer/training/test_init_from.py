@@ -89,11 +89,23 @@ def test_an_unknown_family_is_refused_by_its_config(tmp_path, family):
 def test_a_family_follows_the_checkpoint_where_none_is_named(tmp_path, family):
     source = checkpoint(tmp_path / "hf", model_type=family)
     assert founded(source) == str(source)
+    assert with_checkpoint(parse_toml(toml_of(source))).model.family == family
     named = parse_toml(toml_of(source) + f"family = '{family}'")
     assert with_checkpoint(named).model.family == family
     other = parse_toml(toml_of(source) + f"family = '{'phi' if family == 'llama' else 'llama'}'")
     with pytest.raises(InvalidRunSpec, match=r"leave model\.family out"):
         with_checkpoint(other)
+
+
+def test_keys_of_a_mixture_may_stand_beside_its_checkpoint(tmp_path):
+    source = checkpoint(tmp_path / "hf", model_type="mixtral")
+    assert with_checkpoint(parse_toml(toml_of(source) + "experts = 4")).model.family == "mixtral"
+
+
+def test_a_successor_with_old_texts_is_not_warned_of_its_rate(tmp_path):
+    text = toml_of(checkpoint(tmp_path / "hf")) + "[optimizer]\nlearning_rate = 1e-3\n"
+    assert rate_hint(parse_toml(text)) is not None
+    assert rate_hint(parse_toml(text + "[data]\nreplay = 'stdlib'")) is None
 
 
 def test_quantised_weights_are_refused(tmp_path):

@@ -1,0 +1,92 @@
+"""`loco-peer extend`: the run spec of a run that goes on with the model of this home's run.
+
+A run's data never changes, so what goes on with other texts is a run of its own: it begins from an
+export of the old one (`model.init_from`), and trains on the old texts beside the new ones
+(`data.replay`). What was measured, and why there is no more to it, is in docs/log.md (2026-11-26).
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+from peer.options.config import ConfigError, refuse_experts
+from peer.state.home import Home
+from peer.training.corpus.folder import kept_corpus
+from protocol.run.run_spec import RunSpec, validated
+
+from .client import spec_of
+from .new import EXTENDED, OF_CHECKPOINT, check_new, check_source, write_new
+
+RATE: Final = 0.5
+"""Peak of the rate over the old run's: a model whose rate has fallen forgets at a high one."""
+WARMUP: Final = 0.01
+"""Part of the steps over which the rate rises."""
+
+
+def extend_run(
+    home: Home, run_toml: Path, data: str, steps: int, replay: float, *, force: bool
+) -> None:
+    """Export the model beside the run spec, and write that.
+
+    Raises as `export_run`, and ConfigError, InvalidRunSpec: such a run cannot be.
+    """
+    parent, folder = spec_of(home), run_toml.with_suffix("").absolute()
+    _check(home, parent, run_toml, folder, data, force=force)
+    spec = successor(parent, folder, data, steps, replay, _old_texts(home, parent))
+    from .export_experts import export_run  # imports torch, so wrong options are told before
+
+    export_run(home, folder, None, swarm=False, as_moe=False)
+    print(f"exported the model of the run '{parent.name}' to {folder}")
+    print(*(f"  {line}" for line in write_new(run_toml, spec, EXTENDED, force=force)), sep="\n")
+    print(f"wrote {run_toml}; read it, then run: loco-peer start {run_toml} --new-run")
+
+
+def _check(
+    home: Home, parent: RunSpec, run_toml: Path, folder: Path, data: str, *, force: bool
+) -> None:
+    signed = home.run()
+    assert signed is not None
+    refuse_experts(signed.spec(), "extend")
+    if parent.pipeline.stages > 1:
+        raise ConfigError(
+            "extend: a run with stages cannot begin from a checkpoint so far; train on with whole"
+            " models: loco-peer export, and model.init_from in a run spec of `new`"
+        )
+    if folder == run_toml.absolute():
+        raise ConfigError(f"{run_toml}: the model goes to a folder beside it: name it NAME.toml")
+    check_source(data)
+    check_new(run_toml, force=force)
+
+
+def _old_texts(home: Home, parent: RunSpec) -> str:
+    """The tokens that the old run had, where all are here; else where they were from."""
+    kept = kept_corpus(home.cache_dir, parent.data.manifest or "")
+    whole = None if kept is None else kept.whole
+    return parent.data.source if whole is None else f"tokens:{whole}"
+
+
+def successor(
+    parent: RunSpec, model: Path, data: str, steps: int, replay: float, old_texts: str
+) -> RunSpec:
+    """The parent's spec, with what differs where a trained model goes on.
+
+    Raises InvalidRunSpec.
+    """
+    tree: dict[str, Any] = parent.model_dump(exclude_none=True)
+    for path in OF_CHECKPOINT:
+        section, _, key = path.partition(".")
+        tree[section].pop(key, None)
+    tree.pop("frozen", None)
+    tree["model"] |= {"init_from": str(model)}
+    replayed = {"replay": old_texts, "replay_share": replay} if replay else {}
+    kept = {key: parent.data.model_dump()[key] for key in ("piece_kib", "validation_blocks")}
+    tree["data"] = {**kept, "source": data, **replayed}
+    tree["training"]["total_steps"] = steps
+    rates = [tree["optimizer"], *filter(None, [tree["optimizer"].get("muon")])]
+    for section in rates:
+        if "learning_rate" in section:
+            section["learning_rate"] *= RATE
+    tree["optimizer"]["warmup_steps"] = max(1, round(WARMUP * steps))
+    tree["admission"].pop("secret_digest", None)
+    if "adapter" in tree:
+        tree["adapter"].pop("base", None)
+    return validated(tree)

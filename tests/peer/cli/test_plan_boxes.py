@@ -1,0 +1,46 @@
+"""Machines with several cards: the table of docs/machines.md is what `loco-peer plan` computes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from test_plan_first import plan
+
+from peer.cli.new import preset_spec
+from protocol.names import size_text
+from protocol.pipeline.question import workload_of
+from protocol.pipeline.tables import CARDS
+
+PAGE = Path(__file__).parents[3] / "docs/machines.md"
+PRICES = {"RTX-3090": 0.25, "RTX-4090": 0.5, "A100-80GB": 1.5, "H100": 2.5}
+"""Dollars an hour for a card: round figures, as the page says."""
+LINKS = {"RTX-3090": "pcie", "RTX-4090": "pcie", "A100-80GB": "nvlink", "H100": "nvlink"}
+HEAD = "peer,location,card,gpus,gpu_link,price_per_hour\n"
+BOXES = {
+    "125m": [("RTX-3090", 1), ("RTX-4090", 1), ("RTX-4090", 4), ("H100", 1), ("H100", 8)],
+    "1b": [("RTX-4090", 1), ("RTX-4090", 4), ("A100-80GB", 8), ("H100", 1), ("H100", 8)],
+}
+
+
+def row_of(folder: Path, preset: str, card: str, gpus: int) -> str:
+    table = f"{HEAD}a,Iowa,{card},{gpus},{LINKS[card]},{PRICES[card] * gpus}\n"
+    answer = json.loads(plan(folder, table, "--json", preset=preset).output)["answer"]
+    each = workload_of(preset_spec(preset)).state_bytes_on(gpus)
+    memory = f"{size_text(each)} of {CARDS[card].memory_bytes // 10**9}"
+    box = f"{gpus} x {card}" + f", {LINKS[card]}" * (gpus > 1)
+    return f"| `{preset}` | {box} | {memory} | {answer['hours']:,.1f} | {answer['cost']:,.0f} |"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", BOXES)
+def test_the_table_of_the_page_is_what_plan_computes(tmp_path: Path, preset: str) -> None:
+    rows = [row_of(tmp_path, preset, *box) for box in BOXES[preset]]
+    assert "\n".join(rows) in PAGE.read_text(encoding="utf-8"), "\n".join(rows)
+
+
+def test_a_box_of_cards_is_told_as_one_peer(tmp_path: Path) -> None:
+    table = f"{HEAD}box,Iowa,RTX 3080,8,pcie,2.0\n"
+    said = plan(tmp_path, table, preset="1b").output
+    assert said.startswith("This machine: ")
+    assert "Cards of box train as one peer: 9.4 GB of training state each at the least" in said
+    assert "8 x RTX-3080" in said
