@@ -21,7 +21,7 @@ for ROUTER_PARTS on the mix while all else stands still (Branch-Train-MiX withou
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -180,9 +180,9 @@ class Gated(nn.Module):
         return (said_BTDE * weights_BTE.unsqueeze(-2)).sum(-1)
 
 
-def mixture_of(modules: Sequence[nn.Module]) -> tuple[nn.Module, list[nn.Parameter]]:
+def mixture_of(modules: Sequence[Any]) -> tuple[nn.Module, list[nn.Parameter]]:
     """The first one's trunk with the blocks of all, and its gates, which alone train."""
-    whole = modules[0].requires_grad_(requires_grad=False)
+    whole: nn.Module = modules[0].requires_grad_(requires_grad=False)
     gates = []
     for layers in zip(*(each.model.layers for each in modules), strict=True):
         blocks = [layer.mlp.requires_grad_(requires_grad=False) for layer in layers]

@@ -1,7 +1,6 @@
 """The parts of bench.experts that decide what its figures mean."""
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from bench.expert_quality.arms import (
     trainings_of,
 )
 from bench.expert_quality.domains import MIX, Domain, Texts
-from bench.expert_quality.run import Studio, combined
+from bench.expert_quality.run import Begun, Studio, combined
 from bench.expert_quality.settings import SHORT, SMOKE
 from bench.expert_quality.trunk import (
     MIXTURE,
@@ -106,21 +105,20 @@ def test_a_shared_trunk_costs_what_the_dense_model_does(name):
 # --- shared trunks --------------------------------------------------------------------------------
 
 
-def holders_of(domains, tmp_path: Path, count: int) -> list[Holder]:
-    """Of several experts, each of a domain of its own."""
+def begun_of(domains, tmp_path: Path, count: int) -> list[Begun]:
+    """Several experts, each of a domain of its own."""
     studio = Studio(replace(SMOKE, domains=domains), 1, tmp_path)
-    begun = [studio._begun(member, None) for member in TRUNKS["trunk-fresh"].members[:count]]
-    return [
-        Holder(
-            each.model, each.stepper.optimizer, each.step, [each.rate(step) for step in range(8)]
-        )
-        for each in begun
-    ]
+    return [studio._begun(member, None) for member in TRUNKS["trunk-fresh"].members[:count]]
+
+
+def holder_of(begun: Begun) -> Holder:
+    rates = [begun.rate(step) for step in range(8)]
+    return Holder(begun.model, begun.stepper.optimizer, begun.step, rates)
 
 
 @pytest.mark.parametrize("rounds", [0, 4])
 def test_holders_end_with_one_trunk_and_blocks_of_their_own(domains, tmp_path: Path, rounds):
-    holders = holders_of(domains, tmp_path, 2)
+    holders = [holder_of(each) for each in begun_of(domains, tmp_path, 2)]
     train_together(holders, rounds)
     model, other = (holder.model for holder in holders)
     trunk = np.zeros(len(model.theta_P), bool)
@@ -138,24 +136,17 @@ def test_turns_on_one_trunk_are_the_steps_of_one_model_where_all_is_shared(
     """Weights and moments go from one to the next, and no step is lost."""
     monkeypatch.setattr("bench.expert_quality.trunk.shared_parts", whole)
     monkeypatch.setattr("bench.expert_quality.trunk._own_moments", lambda _: set())
-    holders = holders_of(domains, tmp_path, 2)
+    holders = [holder_of(each) for each in begun_of(domains, tmp_path, 2)]
     train_together(holders, 0)
-    one, other = holders_of(domains, tmp_path, 2)
-    feeds = [one, replace(one, step=step_on(one, other))]
-    for at in range(8):
-        for each in feeds:
-            each.step(each.rates[at])
+    one, other = begun_of(domains, tmp_path, 2)
+    for step in range(8):
+        for feed in (one.feed, other.feed):
+            one.stepper.step(feed.next_blocks()[0], one.rate(step))
     assert torch.equal(holders[0].model.theta_P, one.model.theta_P)
 
 
 def whole(model: FlatModel) -> list[slice]:
     return [slice(0, len(model.theta_P))]
-
-
-def step_on(taker: Holder, giver: Holder) -> Callable[[float], object]:
-    """A step of the one model on the other one's blocks."""
-    stepper, feed = taker.step.__self__.stepper, giver.step.__self__.feed
-    return lambda rate: stepper.step(feed.next_blocks()[0], rate)
 
 
 def test_a_mixture_of_equal_blocks_is_the_model_and_its_gates_alone_train(domains, tmp_path: Path):
