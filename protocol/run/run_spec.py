@@ -377,7 +377,7 @@ class EnsembleSection(Section):
     anchor: str | None = None
     """The generalist's name, where it answers with the others; or 'none'."""
     shared: Literal["none"] = NONE
-    """Parameters that all experts train together: 'none', which signed run specs say."""
+    """Parameters that all experts train together: 'none' is all there is."""
 
 
 def with_experts(tree: dict[str, Any]) -> dict[str, Any]:
