@@ -134,7 +134,7 @@ def _in_turn(holders: Sequence[Holder]) -> None:
 
 
 def shared_parts(model: FlatModel) -> list[slice]:
-    """Of the flat vector: the trunk."""
+    """The slices of the flat vector that the trunk takes."""
     return [
         slice(entry.offset, entry.offset + entry.padded_size)
         for entry in model.layout.entries
