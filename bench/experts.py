@@ -3,11 +3,11 @@
     python -m bench.experts [--full] [--arms A,B] [--seeds 1,2,3]
 
 Three domains (Python, headers, package descriptions) and two that nobody trains, in bytes, by
-models of 0.9M parameters. Arms are in expert_quality/arms.py, texts in domains.py, sizes in
-settings.py. Every model is annealed over its own steps. Rules of combination are those of
-protocol/experts/ensemble.py, computed from log-probabilities of true tokens. Each arm and seed
-leaves one line in the results file and is not made again; models that are trained lie in the
-cache, so a study that was stopped goes on where it was.
+models of 0.9M parameters. Arms are in expert_quality/arms.py, those with a shared trunk in
+trunk.py, texts in domains.py, sizes in settings.py. Every model is annealed over its own steps.
+Rules of combination are those of protocol/experts/ensemble.py, computed from log-probabilities of
+true tokens. Each arm and seed leaves one line in the results file and is not made again; models
+that are trained lie in the cache, so a study that was stopped goes on where it was.
 
 FLOPs are told twice, over those of the dense model: the blocks' alone, as HDEE counts them, and
 with the head. Both hold all that was trained for an arm, seeds too.
@@ -20,6 +20,7 @@ Goals, stated before the study was run (nats per byte, mean over the domains):
     steps by gain              below equal
     the default rule           at most 0.003 above the posterior at home, below it on new domains
     the generalist             anchored below the same experts without it
+    a shared trunk             trunk-anchored at least 0.02 below dense, on trained domains
 """
 
 import argparse
@@ -32,6 +33,7 @@ from bench.expert_quality import findings
 from bench.expert_quality.arms import ARMS, BY_GAIN, ENSEMBLES, Ensemble
 from bench.expert_quality.run import Found, Studio
 from bench.expert_quality.settings import FULL, SHORT, SMOKE, ExpertSetting
+from bench.expert_quality.trunk import TRUNKS, Trunk
 from bench.quality.store import Store
 from bench.quality.study import study_options
 from bench.report import Report
@@ -40,11 +42,11 @@ RESULTS: Final = Path(__file__).parent / "results" / "experts.jsonl"
 
 
 def main() -> None:
-    parser = study_options(__doc__, dict.fromkeys(ARMS, ENSEMBLES["equal"]), RESULTS)
+    parser = study_options(__doc__, dict.fromkeys((*ARMS, *TRUNKS), ENSEMBLES["equal"]), RESULTS)
     parser.set_defaults(seeds=[1])
     arguments = parser.parse_args()
     setting = SMOKE if arguments.smoke else FULL if arguments.full else SHORT
-    runs = gather(setting, arguments.arms or ARMS, arguments)
+    runs = gather(setting, arguments.arms or (*ARMS, *TRUNKS), arguments)
     report = Report("experts", f"Experts and one model of the mix, {setting.name}")
     report.settings = asdict(setting)
     report.rows = findings.rows(runs, setting)
@@ -72,14 +74,18 @@ def _found(
     store: Store[Found], studio: Studio, name: str, seed: int, *, made_only: bool
 ) -> Found | None:
     """From the results file, else made; the arm by gain is told by what it came to."""
-    ensemble = ENSEMBLES.get(name, Ensemble(name, ()))
-    found = store.load(ensemble, seed)
+    arm = TRUNKS.get(name) or ENSEMBLES.get(name, Ensemble(name, ()))
+    found = store.load(arm, seed)
     if found is not None or made_only:
         return found
-    made = studio.by_gain(BY_GAIN, ENSEMBLES["equal"]) if name == BY_GAIN else ensemble
-    found = studio.found(made)
-    found.arm = asdict(ensemble)
-    store.save(ensemble, found)
+    if isinstance(arm, Trunk):
+        found = studio.found_trunk(arm)
+    elif name == BY_GAIN:
+        found = studio.found(studio.by_gain(BY_GAIN, ENSEMBLES["equal"]))
+    else:
+        found = studio.found(arm)
+    found.arm = asdict(arm)
+    store.save(arm, found)
     print(f"{name}, seed {seed}: {found.loss:.4f}", flush=True)
     return found
 

@@ -75,6 +75,7 @@ def goals(runs: Runs, setting: ExpertSetting) -> Iterator[Goal]:
         ("anchored", DEFAULT_RULE, "anchored", "posterior", home, 0.003),
         ("anchored", DEFAULT_RULE, "anchored", "posterior", new, 0.0),
         ("anchored", DEFAULT_RULE, "left-out", DEFAULT_RULE, home, 0.0),
+        ("trunk-anchored", DEFAULT_RULE, DENSE, DEFAULT_RULE, home, -0.02),
     ]
     for name, rule, reference, reference_rule, domains, most in asked:
         apart = differences(name, rule, reference, reference_rule, runs, domains)

@@ -10,6 +10,7 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ from bench.lone_tokens import commit
 from bench.quality.feed import Feed
 from bench.report import machine
 from peer.runtime.files import replacing
+from peer.training.corpus.blocks import Corpus
 from peer.training.corpus.packed import InvalidCorpus
 from peer.training.device import choose_device, choose_precision
 from peer.training.model import FlatModel, initial_module
@@ -33,10 +35,12 @@ from peer.training.step import Stepper
 from protocol.experts.ensemble import RULES, compare
 from protocol.experts.matrix import MarginalGain, gain_of
 from protocol.run.needs import BYTE_VOCABULARY, training_flops
+from protocol.run.run_spec import RunSpec
 
 from .arms import BRANCH, LABELS, Ensemble, Training, seed_of, trainings_of, unequal_steps
 from .domains import MIX, Texts
 from .settings import ExpertSetting
+from .trunk import ROUTER_PARTS, ROUTER_RATE, Holder, Trunk, mixture_of, train_together
 
 Told = npt.NDArray[np.float32]
 """Log-probabilities of true tokens, [blocks, tokens]."""
@@ -89,6 +93,24 @@ class Model:
     branch_P: npt.NDArray[np.float32] | None
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A model in training."""
+
+    spec: RunSpec
+    module: torch.nn.Module
+    model: FlatModel
+    stepper: Stepper
+    corpus: Corpus
+    feed: Feed
+
+    def rate(self, step: int) -> float:
+        return learning_rate(self.spec.optimizer, step, self.spec.training.total_steps)
+
+    def step(self, rate: float) -> None:
+        self.stepper.step(self.feed.next_blocks()[0], rate)
+
+
 class Studio:
     """Trains the models of one seed, each once."""
 
@@ -122,34 +144,62 @@ class Studio:
         started_s = time.perf_counter()
         models = [self.model(member) for member in ensemble.members]
         alone, together = combined([model.told for model in models])
-        flops = self._flops(ensemble)
+        result = self._result(
+            ensemble, [member.name for member in ensemble.members], alone, together
+        )
+        result.curves = {m.name: x.curve for m, x in zip(ensemble.members, models, strict=True)}
+        result.body_flops, result.flops = self._flops(trainings_of(ensemble).items())
+        result.seconds = round(time.perf_counter() - started_s, 1)
+        return result
+
+    def found_trunk(self, trunk: Trunk) -> Found:
+        """The same for experts that share a trunk."""
+        started_s = time.perf_counter()
+        modules = self._of_trunk(trunk)
+        body, whole = self._flops(trunk.trained)
+        if trunk.is_mixture:
+            module, gates = mixture_of(modules)
+            router = self._train_gates(module, gates)
+            modules, body, whole = [module], body + router, whole + router
+        alone, together = combined([self._told(module) for module in modules])
+        names = [trunk.name] if trunk.is_mixture else [each.name for each in trunk.members]
+        result = self._result(trunk, names, alone, together)
+        result.body_flops, result.flops = body, whole
+        result.seconds = round(time.perf_counter() - started_s, 1)
+        return result
+
+    def _result(
+        self,
+        arm: Ensemble | Trunk,
+        members: list[str],
+        alone: dict[str, list[float]],
+        together: dict[str, dict[str, float]],
+    ) -> Found:
         trained = [each.name for each in self._setting.domains if each.is_trained]
-        result = Found(
-            asdict(ensemble),
+        return Found(
+            asdict(arm),
             asdict(self._setting),
             self._seed,
-            [member.name for member in ensemble.members],
-            flops[0],
-            flops[1],
+            members,
+            0.0,
+            0.0,
             alone,
             together,
-            {m.name: x.curve for m, x in zip(ensemble.members, models, strict=True)},
+            {},
             self._texts.digest(),
+            loss=float(np.mean([together["fixed share"][name] for name in trained])),
             commit=self._commit,
             command=shlex.join(["python", "-m", "bench.experts", *sys.argv[1:]]),
         )
-        result.loss = float(np.mean([together["fixed share"][name] for name in trained]))
-        result.seconds = round(time.perf_counter() - started_s, 1)
-        return result
 
     def by_gain(self, name: str, equal: Ensemble) -> Ensemble:
         """Experts whose steps follow what the equal ones gained by the half of theirs."""
         gains = {m.domain: _half_way(self.model(m).curve) for m in equal.members}
         return unequal_steps(name, sorted(LABELS, key=lambda domain: gains[domain].per_flop))
 
-    def _flops(self, ensemble: Ensemble) -> tuple[float, float]:
+    def _flops(self, trained: Iterable[tuple[Training, int]]) -> tuple[float, float]:
         body, whole = 0.0, 0.0
-        for training, parts in trainings_of(ensemble).items():
+        for training, parts in trained:
             spec = self._setting.spec_of(training, self._seed, parts)
             flops = training_flops(spec)
             tokens = spec.training.total_steps * spec.tokens_per_step
@@ -157,35 +207,87 @@ class Studio:
             body += flops - tokens * 6 * BYTE_VOCABULARY * spec.model.hidden_size
         return body, whole
 
-    def _digest(self, training: Training) -> str:
-        sections = asdict(training) | {"name": ""}
+    def _digest(self, arm: Training | Trunk) -> str:
+        sections = asdict(arm) | {"name": ""}
+        if isinstance(arm, Trunk):
+            sections["is_mixture"] = False  # which is made of the same weights
         tree = [asdict(self._setting) | {"name": ""}, sections, self._seed, self._texts.digest()]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:24]
 
-    def _train(self, training: Training) -> Model:
-        setting = self._setting
-        spec = setting.spec_of(training, self._seed)
+    def _begun(self, training: Training, seed: Training | None) -> Begun:
+        spec = self._setting.spec_of(training, self._seed)
         module = initial_module(spec, BYTE_VOCABULARY)
         model = FlatModel(module, self._device)
-        if training.begins_with_seed:
-            branch_P = self.model(seed_of(training.size)).branch_P
+        if seed is not None:
+            branch_P = self.model(seed).branch_P
             assert branch_P is not None
             model.theta_P.copy_(torch.from_numpy(branch_P))
         optimizer = inner_optimizer(model, spec.optimizer, self._precision)
-        stepper = Stepper(model, optimizer, self._precision, setting.batch_size)
+        stepper = Stepper(model, optimizer, self._precision, self._setting.batch_size)
         corpus = self._texts.corpus(training.domain, spec.model.context_length)
-        feed = Feed(corpus, self._seed, setting.batch_size, 1)
-        per_step = training_flops(spec) / spec.training.total_steps
+        feed = Feed(corpus, self._seed, self._setting.batch_size, 1)
+        return Begun(spec, module, model, stepper, corpus, feed)
+
+    def _train(self, training: Training) -> Model:
+        setting = self._setting
+        seed = seed_of(training.size) if training.begins_with_seed else None
+        begun = self._begun(training, seed)
+        per_step = training_flops(begun.spec) / begun.spec.training.total_steps
+        branch_at = training.stops_at or (BRANCH if training == seed_of(training.size) else 0)
         curve, branch = list[tuple[float, float]](), None
         for step in range(1, setting.steps_of(training.trained_parts) + 1):
-            rate = learning_rate(spec.optimizer, step - 1, spec.training.total_steps)
-            stepper.step(feed.next_blocks()[0], rate)
+            begun.step(begun.rate(step - 1))
             if training.domain != MIX and step % setting.curve_every == 0:
-                blocks_BT = corpus.validation_blocks(setting.curve_blocks)
-                curve.append((step * per_step, stepper.loss_of(blocks_BT)))
-            if training == seed_of(training.size) and step == setting.steps_of(BRANCH):
-                branch = model.theta_P.detach().cpu().numpy().copy()
-        return Model(self._told(module), curve, branch)
+                blocks_BT = begun.corpus.validation_blocks(setting.curve_blocks)
+                curve.append((step * per_step, begun.stepper.loss_of(blocks_BT)))
+            if step == setting.steps_of(branch_at):
+                branch = begun.model.theta_P.detach().cpu().numpy().copy()
+        return Model(self._told(begun.module), curve, branch)
+
+    def _of_trunk(self, trunk: Trunk) -> list[torch.nn.Module]:
+        """The trained experts."""
+        seed = trunk.seeds[0] if trunk.seeds else None
+        all_begun = [self._begun(member, seed) for member in trunk.members]
+        path = self._folder / f"{self._digest(trunk)}.npy"
+        if not path.exists():
+            holders = [
+                Holder(begun.model, begun.stepper.optimizer, begun.step, self._rates(begun, trunk))
+                for begun in all_begun
+            ]
+            train_together(holders, trunk.rounds)
+            with replacing(path) as out:
+                np.save(out, np.stack([begun.model.theta_P.cpu().numpy() for begun in all_begun]))
+        for begun, trained_P in zip(all_begun, np.load(path), strict=True):
+            begun.model.theta_P.copy_(torch.from_numpy(trained_P))
+        return [begun.module for begun in all_begun]
+
+    def _rates(self, begun: Begun, trunk: Trunk) -> list[float]:
+        steps = begun.spec.training.total_steps
+        if not trunk.goes_on:
+            return [begun.rate(step) for step in range(steps)]
+        spec = self._setting.spec_of(trunk.seeds[0], self._seed)
+        whole = spec.training.total_steps
+        behind = self._setting.steps_of(trunk.seeds[0].trained_parts)
+        places = [behind + int((step + 0.5) / steps * (whole - behind)) for step in range(steps)]
+        return [learning_rate(spec.optimizer, place, whole) for place in places]
+
+    def _train_gates(self, module: torch.nn.Module, gates: list[torch.nn.Parameter]) -> float:
+        """On the mix. Returns its FLOPs: two thirds of a step's, for nothing else has gradients."""
+        setting, steps = self._setting, self._setting.steps_of(ROUTER_PARTS)
+        feed = Feed(
+            self._texts.corpus(MIX, self._context_length), self._seed, setting.batch_size, 1
+        )
+        optimizer = torch.optim.AdamW(gates, lr=ROUTER_RATE, weight_decay=0.0)
+        tokens = 0
+        for _ in range(steps):
+            blocks_BT = torch.from_numpy(feed.next_blocks()[0]).to(self._device)
+            logits_BTV = module(input_ids=blocks_BT[:, :-1]).logits
+            loss = functional.cross_entropy(logits_BTV.flatten(0, 1), blocks_BT[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            tokens += blocks_BT[:, 1:].numel()
+        return 4.0 * tokens * sum(each.numel() for each in module.parameters())
 
     def _told(self, module: torch.nn.Module) -> dict[str, Told]:
         found = {}

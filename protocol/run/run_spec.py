@@ -393,7 +393,7 @@ class EnsembleSection(Section):
     anchor: str | None = None
     """The generalist's name, where it answers with the others; or 'none'."""
     shared: Literal["none"] = NONE
-    """Parameters that all experts train together: 'none' so far."""
+    """Parameters that all experts train together: 'none' is all there is."""
 
 
 def with_experts(tree: dict[str, Any]) -> dict[str, Any]:

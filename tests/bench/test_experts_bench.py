@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from bench import experts
 from bench.expert_quality.arms import (
@@ -19,8 +20,18 @@ from bench.expert_quality.arms import (
     trainings_of,
 )
 from bench.expert_quality.domains import MIX, Domain, Texts
-from bench.expert_quality.run import Studio, combined
+from bench.expert_quality.run import Begun, Studio, combined
 from bench.expert_quality.settings import SHORT, SMOKE
+from bench.expert_quality.trunk import (
+    MIXTURE,
+    TRUNKS,
+    Gated,
+    Holder,
+    mixture_of,
+    shared_parts,
+    train_together,
+)
+from peer.training.model import FlatModel
 from protocol.experts.ensemble import RULES, ensemble_log_probs, loss_of
 from protocol.run.needs import training_flops
 
@@ -86,6 +97,69 @@ def test_each_model_is_annealed_over_its_own_steps():
     assert GENERALIST.parts < PARTS
 
 
+@pytest.mark.parametrize("name", sorted(name for name in TRUNKS if not name.endswith(MIXTURE)))
+def test_a_shared_trunk_costs_what_the_dense_model_does(name):
+    assert sum(parts for _, parts in TRUNKS[name].trained) == PARTS
+
+
+# --- shared trunks --------------------------------------------------------------------------------
+
+
+def begun_of(domains, tmp_path: Path, count: int) -> list[Begun]:
+    """Several experts, each of a domain of its own."""
+    studio = Studio(replace(SMOKE, domains=domains), 1, tmp_path)
+    return [studio._begun(member, None) for member in TRUNKS["trunk-fresh"].members[:count]]
+
+
+def holder_of(begun: Begun) -> Holder:
+    rates = [begun.rate(step) for step in range(8)]
+    return Holder(begun.model, begun.stepper.optimizer, begun.step, rates)
+
+
+@pytest.mark.parametrize("rounds", [0, 4])
+def test_holders_end_with_one_trunk_and_blocks_of_their_own(domains, tmp_path: Path, rounds):
+    holders = [holder_of(each) for each in begun_of(domains, tmp_path, 2)]
+    train_together(holders, rounds)
+    model, other = (holder.model for holder in holders)
+    trunk = np.zeros(len(model.theta_P), bool)
+    for part in shared_parts(model):
+        trunk[part] = True
+    is_equal = (model.theta_P == other.theta_P).numpy()
+    assert is_equal[trunk].all()
+    assert not is_equal[~trunk].all()
+    assert 0.2 < trunk.mean() < 0.9
+
+
+def test_turns_on_one_trunk_are_the_steps_of_one_model_where_all_is_shared(
+    domains, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights and moments go from one to the next, and no step is lost."""
+    monkeypatch.setattr("bench.expert_quality.trunk.shared_parts", whole)
+    monkeypatch.setattr("bench.expert_quality.trunk._own_moments", lambda _: set())
+    holders = [holder_of(each) for each in begun_of(domains, tmp_path, 2)]
+    train_together(holders, 0)
+    one, other = begun_of(domains, tmp_path, 2)
+    for step in range(8):
+        for feed in (one.feed, other.feed):
+            one.stepper.step(feed.next_blocks()[0], one.rate(step))
+    assert torch.equal(holders[0].model.theta_P, one.model.theta_P)
+
+
+def whole(model: FlatModel) -> list[slice]:
+    return [slice(0, len(model.theta_P))]
+
+
+def test_a_mixture_of_equal_blocks_is_the_model_and_its_gates_alone_train(domains, tmp_path: Path):
+    studio = Studio(replace(SMOKE, domains=domains), 1, tmp_path)
+    alike = [studio._begun(TRUNKS["trunk-fresh"].members[0], None).module for _ in range(3)]
+    tokens_BT = torch.arange(32).view(2, 16)
+    before = alike[0](input_ids=tokens_BT).logits
+    mixed, gates = mixture_of(alike)
+    assert torch.allclose(mixed(input_ids=tokens_BT).logits, before, atol=1e-6)
+    assert [each for each in mixed.parameters() if each.requires_grad] == gates
+    assert len(gates) == sum(isinstance(each, Gated) for each in mixed.modules())
+
+
 # --- figures --------------------------------------------------------------------------------------
 
 
@@ -117,7 +191,7 @@ def test_the_smallest_study_runs_and_goes_on_where_it_was(
     assert "docs-12-medium, seed 1:" in first
     assert "docs-12-medium, seed 1:" not in whole
     assert "sizes, seed 1:" in whole
-    assert len(made[1].splitlines()) == len(ARMS)
+    assert len(made[1].splitlines()) == len(ARMS) + len(TRUNKS)
     assert (again, made[2]) == ("", made[1])
 
 
