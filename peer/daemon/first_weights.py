@@ -38,7 +38,7 @@ def weights_file(state_dir: Path, number: int) -> Path:
 
 
 def digest_of_weights(slow_P: Float32Vector) -> str:
-    return blake3.blake3(slow_P.astype("<f4", copy=False).view(np.uint8)).hexdigest()
+    return blake3.blake3(slow_P.astype("<f4", copy=False).data.cast("B")).hexdigest()
 
 
 def kept_first_weights(run: RunSpec, state_dir: Path) -> dict[int, Path]:
