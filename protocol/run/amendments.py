@@ -260,15 +260,15 @@ def spec_at(founding: RunSpec, amendments: tuple[Amendment, ...], round_: int) -
     return founding
 
 
-InForce = list[tuple[int, RunSpec]]
+SpecsByRound = list[tuple[int, RunSpec]]
 """Rounds from which on specs are in force, in order; the first is 0."""
 
 
-def _at(in_force: InForce, round_: int) -> RunSpec:
+def _at(in_force: SpecsByRound, round_: int) -> RunSpec:
     return next(spec for from_round, spec in reversed(in_force) if from_round <= round_)
 
 
-def _end_round(in_force: InForce) -> int:
+def _end_round(in_force: SpecsByRound) -> int:
     round_ = 0
     while (total := _at(in_force, round_).total_rounds) > round_:
         ahead = (from_round for from_round, _ in in_force if from_round > round_)
@@ -355,7 +355,7 @@ class AmendedSpec:
         rounds = sorted({0, *(amendment.from_round for amendment in ordered)})
         runs = [(round_, spec_at(self._founded, ordered, round_)) for round_ in rounds]
         self.amendments = ordered
-        self._in_force: InForce = [(round_, self._own(run)) for round_, run in runs]
+        self._in_force: SpecsByRound = [(round_, self._own(run)) for round_, run in runs]
         self.run, self.last = runs[-1][1], self._in_force[-1][1]
         numbers = range(len(self._founded.models))
         ways = [[(round_, run.models[number]) for round_, run in runs] for number in numbers]

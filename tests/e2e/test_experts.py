@@ -128,6 +128,21 @@ def test_a_newcomer_takes_the_expert_whose_only_peer_was_killed(experts: Swarm) 
         peer.kill()
 
 
+def test_the_steps_of_one_expert_are_amended(experts: Swarm, tmp_path: Path) -> None:
+    founder, key = experts.founder, "experts.code.training.total_steps"
+    home = str(founder.home.root)
+    (tmp_path / "longer.toml").write_text(
+        '[[experts]]\nname = "code"\ntraining.total_steps = 900000\n'
+    )
+    told = experts.loco("amend", str(tmp_path / "longer.toml"), "--home", home)
+    assert told.returncode == 0, told.stderr
+    assert f"{key}: 1000000 -> 900000" in told.stdout
+    founder.wait_event(EventName.RUN_AMENDED, keys=[key])
+    assert f"{key} = 900000" in experts.loco("amend", "--show", "--home", home).stdout
+    steps = {name: each["total_steps"] for name, each in experts_of(founder).items()}
+    assert steps == {"general": 1000000, "code": 900000}
+
+
 def experts_of(peer: Peer) -> dict[str, dict[str, Any]]:
     return {each["name"]: each for each in peer.status()["experts"]}
 
