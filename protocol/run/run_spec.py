@@ -298,8 +298,8 @@ class FrozenSection(Section):
     layout_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{32,64}$")]
     parameters: Annotated[int, Field(ge=1, le=MAX_PARAMETERS)]
     padded_parameters: Annotated[int, Field(ge=128, multiple_of=128, le=2 * MAX_PARAMETERS)]
+    # Digest of an expert's first weights, where these are a checkpoint's.
     weights: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    """Digest of an expert's first weights, where these are a checkpoint's."""
 
     def _faults(self) -> Iterator[PydanticCustomError]:
         if (fault := config_fault(self.config)) is not None:
