@@ -118,9 +118,6 @@ def test_each_expert_gets_its_share_of_the_compute_whoever_comes_and_goes(
         assert crowd.died == DEATHS
         rounds, total = budgets(), sum(spent.values())
         got = {name: spent[name] / total for name in rounds}
-        print(
-            {name: round(got[name] * sum(rounds.values()) / n - 1, 3) for name, n in rounds.items()}
-        )
         due = {name: count / sum(rounds.values()) for name, count in rounds.items()}
         assert got == pytest.approx(due, rel=WITHIN)
 
