@@ -309,7 +309,10 @@ class AmendedSpec:
 
     # --- what is in force -------------------------------------------------------------------------
     def at_round(self, round_: int) -> RunSpec:
-        return _at(self._in_force, round_)
+        for from_round, spec in reversed(self._in_force):
+            if from_round <= round_:
+                return spec
+        return self.founding
 
     def at_step(self, step: float) -> RunSpec:
         return self.at_round(int((step + EPSILON) // self.founding.sync.round_steps))
