@@ -121,10 +121,8 @@ class Admission:
 
     def trains(self, expert: int) -> None:
         """Go by the spec of this expert, as the run has been amended."""
-        run, whole = self._facts.several, self.amended
-        assert run is not None
-        self._facts.expert = run.experts[expert].name
-        self._facts.spec = whole.of(run.of_expert(expert))
+        self._facts.expert = self.amended.run.experts[expert].name
+        self._facts.spec = self.amended.of_expert(expert)
 
     async def directory_name(self, group: str) -> str:
         """A group's name in the directory; waits until the run's secret is known."""

@@ -33,13 +33,16 @@ from protocol.run.amendments import (
     Changes,
     changed,
     changes_between,
+    expert_in,
     new_peers,
     value_of,
 )
 from protocol.run.layout import part_of_expert
+from protocol.run.run_spec import RunSpec
 from protocol.schedule.rounds import middle
 
 from .expert_requests import expert_claims
+from .experts import ExpertCompany
 from .parts import PeerParts
 from .peer import Peer
 from .ports import Ports
@@ -227,18 +230,22 @@ all within seconds, and peers that gossip can be two rounds apart."""
 
 async def amend(parts: PeerParts, wanted: dict[str, Any]) -> dict[str, Any]:
     """Sign an amendment and tell all, or say what it would be. Raises LocoError, InvalidRunSpec."""
-    spec, admission = _under_way(parts.facts), parts.admission
+    spec, admission = _known_run(parts.facts), parts.admission
     admission.founder()  # a dry run that could not be done in earnest says so
-    before, changes = spec.last, changes_between(spec.last, wanted["values"])
-    if parts.facts.expert is not None and TOTAL_STEPS in dict(changes):
-        raise LocoError(f"{TOTAL_STEPS}: each expert has its own, and none can be amended so far")
+    before, changes = spec.run, changes_between(spec.run, wanted["values"])
+    number = _expert_of(before, changes)
+    if number is None:
+        _check_under_way(parts.facts)
+    else:
+        spec = spec.of_expert(number)
     peers = new_peers(spec.founding, wanted["values"])
     if not changes and all(admission.judge(peer) is None for peer in peers):
         raise LocoError("nothing to amend: the run already has these values")
-    end = changed(before, changes).total_rounds  # its values can be used
-    from_round = present = _present_round(parts, spec)
+    after = changed(before, changes)  # its values can be used
+    end = (after if number is None else after.of_expert(number)).total_rounds
+    from_round = present = _present_round(parts, spec, number)
     if any(key != MODE for key, _ in changes):
-        from_round = _from_round(spec, present, changes, wanted["at_round"])
+        from_round = _from_round(spec, present, end, wanted["at_round"])
     elif wanted["at_round"] is not None:
         raise LocoError("--at-round: admission changes at once; leave this option out")
     if not wanted["dry_run"]:
@@ -258,12 +265,10 @@ async def amend(parts: PeerParts, wanted: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _under_way(facts: Facts) -> AmendedSpec:
+def _known_run(facts: Facts) -> AmendedSpec:
     """Raises LocoError: there is no run to amend, now."""
     if facts.spec is None or facts.held is None:
         raise LocoError("the run is not known yet; try again when this peer is training")
-    if facts.over or facts.state is PeerState.FINISHED:
-        raise LocoError("the run has ended and cannot be amended")
     if facts.state is PeerState.RETURNING:
         raise LocoError(
             "this peer has just returned and does not know the run's current step yet;"
@@ -272,19 +277,40 @@ def _under_way(facts: Facts) -> AmendedSpec:
     return facts.spec
 
 
-def _present_round(ports: Ports, spec: AmendedSpec) -> int:
-    """Our round, or that of the middle of the others."""
+def _check_under_way(facts: Facts) -> None:
+    """Raises LocoError: the run is over. Other experts may be trained on when ours is not."""
+    if facts.over or facts.state is PeerState.FINISHED:
+        raise LocoError("the run has ended and cannot be amended")
+
+
+def _expert_of(run: RunSpec, changes: Changes) -> int | None:
+    """The expert that is amended, if one is. Raises LocoError: something else is, too."""
+    names = [name for name in (expert_in(key) for key, _ in changes) if name is not None]
+    if names and len(changes) > 1:
+        raise LocoError(
+            f"an expert counts rounds of its own: amend its steps ({names[0]}'s first) in a file"
+            " that changes nothing else"
+        )
+    return run.expert_named(names[0]) if names else None
+
+
+def _present_round(ports: Ports, spec: AmendedSpec, expert: int | None) -> int:
+    """The round of an expert; where none is given ours, or that of the middle of the others."""
+    if expert is not None:
+        step = ExpertCompany(ports.roster, ports.facts).step_of(expert)
+        return step // spec.founding.sync.round_steps
     others, own = ports.roster.alive(trio.current_time()), ports.facts.step
     steps = [member.progress.step for member in others if member.progress.state == TRAINING]
     known = [step for step in steps if step <= spec.longest_steps]
     return int(max(own, middle(known, own))) // spec.founding.sync.round_steps
 
 
-def _from_round(spec: AmendedSpec, present: int, changes: Changes, at_round: int | None) -> int:
+def _from_round(spec: AmendedSpec, present: int, total: int, at_round: int | None) -> int:
+    """Args: total: rounds of the run as it is to be. Raises LocoError: that cannot be."""
     end = spec.end_round
     from_round = min(present + LEAD_ROUNDS, end) if at_round is None else at_round
     if end <= present:
-        raise LocoError("the run is in its last round, and can no longer be amended")
+        raise LocoError("the run is in its last round, or over, and can no longer be amended")
     if from_round <= present:
         raise LocoError(
             f"--at-round: the run is in round {present}; name a later one, so that all peers"
@@ -292,7 +318,6 @@ def _from_round(spec: AmendedSpec, present: int, changes: Changes, at_round: int
         )
     if from_round > end:
         raise LocoError(f"--at-round: the run ends with round {end}, before round {from_round}")
-    total = changed(spec.last, changes).total_rounds
     if total < from_round:
         steps = spec.founding.sync.round_steps
         raise LocoError(

@@ -241,14 +241,15 @@ async def rate_of(network: Network, peer_id: PeerId) -> LineRate | None:
     try:
         with trio.fail_after(2 * FETCH_S):
             async with fetch_from(network, peer_id) as fetcher:
-                manifest = await _corpus(fetcher)
-                _, here = await fetcher.holdings(manifest, 0)
-                pieces = [] if here is None else np.flatnonzero(here).tolist()
-                if not pieces:
-                    return None
-                return await _timed_rate(fetcher, manifest, pieces[0])
+                for model in (await fetcher.spec(None)).spec().models:  # it has texts of one alone
+                    with suppress(Refused):
+                        manifest = await _corpus(fetcher, model.data.manifest)
+                        _, here = await fetcher.holdings(manifest, 0)
+                        if here is not None and here.any():
+                            return await _timed_rate(fetcher, manifest, int(np.argmax(here)))
     except (LocoError, trio.TooSlowError):
-        return None
+        pass
+    return None
 
 
 async def _timed_rate(fetcher: Fetcher, manifest: CorpusManifest, piece: int) -> LineRate | None:
@@ -263,12 +264,11 @@ async def _timed_rate(fetcher: Fetcher, manifest: CorpusManifest, piece: int) ->
     return LineRate(size / took_s, at_most=not whole) if whole or took_s >= TELLING_S else None
 
 
-async def _corpus(fetcher: Fetcher) -> CorpusManifest:
-    """The corpus that the run spec names. Raises LocoError."""
-    corpus = (await fetcher.spec(None)).spec().data.manifest
-    if corpus is None:
+async def _corpus(fetcher: Fetcher, digest: str | None) -> CorpusManifest:
+    """A corpus that the run spec names. Raises LocoError."""
+    if digest is None:
         raise RemoteProtocolError("its run spec does not name a corpus by digest")
     try:
-        return parse_manifest(await fetcher.blob(corpus))
+        return parse_manifest(await fetcher.blob(digest))
     except ValueError as error:
         raise RemoteProtocolError(f"what it sends is no corpus: {error}") from error

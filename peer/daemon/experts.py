@@ -63,13 +63,18 @@ class ExpertCompany:
         self._views = [View(roster, group.digest) for group in self.groups]
         self._step_flops = [each.tokens_per_step * flops_per_token(each) for each in run.models]
         self._branch_step = run.branch_step
-        self._totals = [each.total_rounds * each.sync.round_steps for each in run.models]
 
     @property
     def own(self) -> int | None:
         """The expert that we train."""
         held = self._facts.held
         return None if held is None else expert_of_part(held.group.part)
+
+    def total_steps(self, number: int) -> int:
+        """The budget of an expert, as it has been amended."""
+        assert self._facts.spec is not None
+        model = self._facts.spec.models[number]
+        return model.total_rounds * model.sync.round_steps
 
     def trainers(self, number: int) -> int:
         """How many train it, we among them."""
@@ -82,7 +87,7 @@ class ExpertCompany:
         now_s, view = trio.current_time(), self._views[number]
         alive = [m for m in view.alive(now_s) if m.progress.state in HOLDERS]
         told = [m.progress.step for m in heeded(alive or view.members(), now_s)]
-        return min(self._totals[number], int(middle(told, 0)))
+        return min(self.total_steps(number), int(middle(told, 0)))
 
     @property
     def is_branched(self) -> bool:
@@ -94,7 +99,7 @@ class ExpertCompany:
         return not known and any(map(self.step_of, others))
 
     def flops_left(self) -> list[float]:
-        ends = self._totals
+        ends = [*map(self.total_steps, range(len(self.names)))]
         if not self.is_branched:
             ends = [self._branch_step, *[0] * (len(ends) - 1)]
         return [
@@ -110,7 +115,9 @@ class ExpertCompany:
     def told(self) -> tuple[ExpertStatus, ...]:
         standing = self.standing()
         return tuple(
-            ExpertStatus(name, self.trainers(n), self.step_of(n), self._totals[n], n in standing)
+            ExpertStatus(
+                name, self.trainers(n), self.step_of(n), self.total_steps(n), n in standing
+            )
             for n, name in enumerate(self.names)
         )
 

@@ -2,13 +2,15 @@
 
 As with `model.init_from` of a run of one model, the founder gives them to others; but it trains
 another expert, perhaps. So it keeps them in its home as they were when the run was founded, and
-serves them as the state of the expert's group before its first round, until somebody trains it.
+serves them as the state of the expert's group before its first round, until somebody trains it. The
+signed run spec names their digest, so nobody else's are believed.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import blake3
 import numpy as np
 
 from peer.content.fetching import ExpectedState, Fetcher, whole_state
@@ -17,6 +19,7 @@ from peer.content.state_file import StateManifest, write_state
 from peer.observe.event_names import EventName
 from peer.runtime import Work
 from protocol.content.samples import Float32Vector
+from protocol.errors import RemoteProtocolError
 from protocol.membership.group import Group
 from protocol.run.layout import part_of_expert
 from protocol.run.run_spec import RunSpec
@@ -32,6 +35,10 @@ from .sources import DOUBT_PAUSE_S, NobodyHelped
 def weights_file(state_dir: Path, number: int) -> Path:
     """Where the founder keeps those of an expert that begins from a checkpoint."""
     return state_dir / f"first-weights-{number}.f32"
+
+
+def digest_of_weights(slow_P: Float32Vector) -> str:
+    return blake3.blake3(slow_P.astype("<f4", copy=False).data.cast("B")).hexdigest()
 
 
 def kept_first_weights(run: RunSpec, state_dir: Path) -> dict[int, Path]:
@@ -94,7 +101,9 @@ class FromFounder:
         expected = ExpectedState(arrival.held.group.digest, maximum_step=0)
 
         async def ask(fetcher: Fetcher) -> StateScalars:
-            return await whole_state(fetcher, expected, arrival.slow_P, arrival.momentum_P)
+            state = await whole_state(fetcher, expected, arrival.slow_P, arrival.momentum_P)
+            await _check_signed(arrival)
+            return state
 
         while True:
             ports.facts.now_doing("asking for the first weights of this expert")
@@ -108,3 +117,16 @@ class FromFounder:
                     return await Fetched().take(arrival)
             else:
                 return NOTHING_TRAINED
+
+
+async def _check_signed(arrival: Arrival) -> None:
+    """Raises RemoteProtocolError: the vectors, zeros again then, are not what the founder signed.
+
+    Runs that were founded by earlier versions name no digest.
+    """
+    frozen, ports = arrival.spec.founding.frozen, arrival.ports
+    signed = None if frozen is None else frozen.weights
+    is_it = signed in (None, await ports.work.run(digest_of_weights, arrival.slow_P))
+    if not is_it or arrival.momentum_P.any():
+        arrival.slow_P[:] = arrival.momentum_P[:] = 0.0
+        raise RemoteProtocolError("these are not the first weights that the founder signed")

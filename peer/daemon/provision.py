@@ -82,7 +82,7 @@ from .checkpointing import free_bytes
 from .domains import Domains, described_corpus
 from .experts import has_begun
 from .fetched import Fetched, known_positions
-from .first_weights import FromFounder, kept_first_weights, weights_file
+from .first_weights import FromFounder, digest_of_weights, kept_first_weights, weights_file
 from .sources import FETCH_WEIGHTS_S, NobodyHelped, NoSource, weights_of
 
 # --- memory and trainers --------------------------------------------------------------------------
@@ -576,6 +576,9 @@ class RealProvision:
             await fresh.initialise(slow_P)
             path = weights_file(self._state_dir, number)
             await self._work.run(partial(slow_P.astype("<f4").tofile, path))
+            weights = await self._work.run(digest_of_weights, slow_P)
+            section = frozen.frozen.model_copy(update={"weights": weights})
+            return frozen.model_copy(update={"frozen": section})
         return frozen
 
     async def _frozen_model(

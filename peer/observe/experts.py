@@ -26,15 +26,15 @@ class ExpertBoard:
 
     def look(self, facts: Facts, alive: Sequence[Member]) -> dict[str, Any] | None:
         """The losses that are known now (docs/experts.md); None where the run has no experts."""
-        spec = facts.several
-        if spec is None:
+        run, amended = facts.several, facts.spec
+        if run is None or amended is None:
             return None
-        names = tuple(expert.name for expert in spec.experts)
+        names = tuple(expert.name for expert in run.experts)
         told = [self._told(facts, alive, number) for number in range(len(names))]
         rows = [losses_of_expert([losses for _, losses in each], len(names)) for each in told]
         for number, (name, each) in enumerate(zip(names, told, strict=True)):
             if each:
-                self._note(spec.of_expert(number), name, each, rows[number][number])
+                self._note(amended.models[number], name, each, rows[number][number])
         gains = [self._curves[name].gain if name in self._curves else None for name in names]
         advice = advice_at_one_share(self._curves)
         return {
@@ -63,5 +63,6 @@ def matrix_lines(experts: Mapping[str, Any]) -> list[str]:
     lines = list(Matrix(names, names, rows, tuple(experts["together"])).lines(experts["gains"]))
     if experts["advice"]:
         source, target = experts["advice"]
-        lines.append(f"steps would pay more with {target} than with {source} (docs/experts.md)")
+        lines.append(f"steps would pay more with {target} than with {source} (docs/experts.md):")
+        lines.append(f"  more training.total_steps of {target}, then: loco-peer amend RUN.toml")
     return lines

@@ -17,10 +17,13 @@ Rules
      heard, like a ban.
   5. The run is over at a step when the spec in force there says so.
   6. MAX_AMENDMENTS are kept at most.
+  7. `experts.NAME.training.total_steps` is the budget of one expert; rounds are then its own. The
+     generalist branches where it would have branched.
 
 A change is a dotted key of the run spec and its new value: how long the run lasts, how fast it
 learns, and who may join. Model, data, seed and the way of averaging stay, for weights that were
-trained in another way cannot be averaged.
+trained in another way cannot be averaged. A peer that does not know a key refuses the amendment,
+and the link that it came by.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,6 +46,7 @@ TOTAL_STEPS: Final = "training.total_steps"
 LEARNING_RATE: Final = "optimizer.learning_rate"
 MODE: Final = "admission.mode"
 AMENDABLE: Final = (MODE, LEARNING_RATE, TOTAL_STEPS)
+OF_EXPERT: Final = "experts."
 FOUND_OUT: Final = (
     "frozen",
     "data.manifest",
@@ -60,10 +64,35 @@ Changes = tuple[tuple[str, Value], ...]
 
 def changed(spec: RunSpec, changes: Changes) -> RunSpec:
     for key, value in changes:
+        name = expert_in(key)
+        if name is not None:
+            spec = _with_steps(spec, spec.expert_named(name), key, value)
+            continue
         if key not in AMENDABLE:
             raise InvalidRunSpec(_not_amendable(key))
         section, _, name = key.partition(".")
         spec = spec.model_copy(update={section: _with(getattr(spec, section), name, key, value)})
+    return spec
+
+
+def expert_in(key: str) -> str | None:
+    """The name of the expert whose budget a key is."""
+    is_budget = key.startswith(OF_EXPERT) and key.endswith(f".{TOTAL_STEPS}")
+    return key[len(OF_EXPERT) : -len(TOTAL_STEPS) - 1] if is_budget else None
+
+
+def _with_steps(spec: RunSpec, number: int | None, key: str, value: Value) -> RunSpec:
+    ensemble, experts = spec.ensemble, list(spec.experts)
+    assert ensemble is not None
+    assert number is not None
+    training = _with(experts[number].training, "total_steps", key, value)
+    experts[number] = experts[number].model_copy(update={"training": training})
+    branch_round = spec.branch_round
+    ensemble = ensemble.model_copy(update={"branch_round": branch_round})
+    spec = spec.model_copy(update={"experts": tuple(experts), "ensemble": ensemble})
+    if spec.of_expert(0).total_rounds < branch_round:
+        least = branch_round * spec.sync.round_steps
+        raise InvalidRunSpec(f"{key}: it branches at step {least}; give it as many at least")
     return spec
 
 
@@ -99,18 +128,22 @@ def _as_written(spec: RunSpec) -> RunSpec:
 
 def value_of(spec: RunSpec, key: str) -> Any:
     """The plain value of a dotted key; None where its section is left out."""
-    tree: Any = spec.model_dump(mode="json")
-    for name in key.split("."):
-        tree = None if tree is None else tree[name]
-    return tree
+    return dict(_leaves(spec.model_dump(mode="json"))).get(key)
 
 
-def _keys(tree: Mapping[str, Any]) -> Iterator[str]:
+def _keys(tree: Mapping[str, Any]) -> list[str]:
+    return [key for key, _ in _leaves(tree)]
+
+
+def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Dotted keys and their values; experts go by their names."""
     for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from (f"{name}.{rest}" for rest in _keys(value))
+        is_list = name == "experts" and value and isinstance(value, list | tuple)
+        below = {each["name"]: each for each in value} if is_list else value
+        if isinstance(below, Mapping):
+            yield from ((f"{name}.{rest}", leaf) for rest, leaf in _leaves(below))
         else:
-            yield name
+            yield name, value
 
 
 def changes_between(spec: RunSpec, wanted: Mapping[str, Any]) -> Changes:
@@ -124,8 +157,11 @@ def changes_between(spec: RunSpec, wanted: Mapping[str, Any]) -> Changes:
     found: list[tuple[str, Value]] = []
     for key, value in sorted(wanted.items()):
         if key != PEERS and value != value_of(spec, key):
-            if key not in AMENDABLE:
+            if key not in AMENDABLE and expert_in(key) is None:
                 raise InvalidRunSpec(_not_amendable(key))
+            if key == TOTAL_STEPS and spec.experts:
+                own = f"{OF_EXPERT}{spec.experts[0].name}.{key}"
+                raise InvalidRunSpec(f"{key}: each expert has its own; amend {own}, or another's")
             found.append((key, value))
     return tuple(found)
 
@@ -143,7 +179,7 @@ def new_peers(spec: RunSpec, wanted: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _not_amendable(key: str) -> str:
-    may = ", ".join((*AMENDABLE, PEERS))
+    may = ", ".join((*AMENDABLE, f"{OF_EXPERT}NAME.{TOTAL_STEPS}", PEERS))
     return (
         f"{key}: this differs from the run's, and cannot be amended in a run that is under way;"
         f" what can is {may}. Give it the run's value, or leave it out"
@@ -178,14 +214,14 @@ class Amendment:
         return cls(version, from_round, changes, sealed)
 
     @classmethod
-    def read(cls, data: bytes, run_id: str, founder: bytes) -> Self:
+    def read(cls, data: bytes, run_id: str, founder: bytes, founding: RunSpec) -> Self:
         """Check an amendment of this run. Raises RemoteProtocolError."""
         fields, body, signature = opened(data)
         match fields:
             case ["amendment", str(run), int(version), int(from_round), list(pairs), bytes(key)]:
                 known = run == run_id and key == founder and len(key) == PUBLIC_KEY_BYTES
                 if known and 0 < version <= MAX_AMENDMENTS and 0 <= from_round <= MAX_STEPS:
-                    changes = _changes(pairs)
+                    changes = _changes(pairs, founding)
                     check(founder, body, signature)
                     return cls(version, from_round, changes, data)
         raise RemoteProtocolError("not an amendment of this run")
@@ -196,7 +232,7 @@ def is_amendment(data: bytes) -> bool:
     return opened(data)[0][:1] == [AMENDMENT]
 
 
-def _changes(pairs: list[object]) -> Changes:
+def _changes(pairs: list[object], founding: RunSpec) -> Changes:
     """Raises RemoteProtocolError."""
     found = []
     for pair in pairs:
@@ -210,7 +246,7 @@ def _changes(pairs: list[object]) -> Changes:
         raise RemoteProtocolError("an amendment's keys are not in order")
     changes = tuple(found)
     try:
-        changed(RunSpec(), changes)
+        changed(founding, changes)
     except InvalidRunSpec as error:
         raise RemoteProtocolError(f"an amendment that cannot be used: {error}") from error
     return changes
@@ -224,28 +260,52 @@ def spec_at(founding: RunSpec, amendments: tuple[Amendment, ...], round_: int) -
     return founding
 
 
+SpecsByRound = list[tuple[int, RunSpec]]
+"""Rounds from which on specs are in force, in order; the first is 0."""
+
+
+def _at(in_force: SpecsByRound, round_: int) -> RunSpec:
+    return next(spec for from_round, spec in reversed(in_force) if from_round <= round_)
+
+
+def _end_round(in_force: SpecsByRound) -> int:
+    round_ = 0
+    while (total := _at(in_force, round_).total_rounds) > round_:
+        ahead = (from_round for from_round, _ in in_force if from_round > round_)
+        round_ = min([total, *ahead])
+    return round_
+
+
 class AmendedSpec:
-    """The spec of a run, as it has been amended so far.
+    """The spec of a run, or of one of its experts, as the run has been amended so far.
 
     Attributes:
+        founding: as the run was founded.
         amendments: in the order of their versions.
-        last: the spec with all of them.
+        last: the spec with all of them; `run` is the whole run's.
+        models: the specs by which each of the experts ends, or by which the run does.
         longest_steps: no nominal step of the run is beyond, whoever has heard of which amendment.
     """
 
-    def __init__(self, founding: RunSpec, run_id: str = "", founder: bytes = b"") -> None:
-        self.founding = founding
+    def __init__(
+        self, run: RunSpec, run_id: str = "", founder: bytes = b"", expert: int | None = None
+    ) -> None:
+        self._founded = run
         self._run_id = run_id
         self._founder = founder
+        self._expert = expert
+        self.founding = self._own(run)
         self._by_version: dict[int, Amendment] = {}
         self._take_stock()
 
-    def of(self, founding: RunSpec) -> "AmendedSpec":
-        """Another spec of the same run, as it has been amended so far: that of an expert."""
-        other = AmendedSpec(founding, self._run_id, self._founder)
-        for amendment in self.amendments:
-            other.take(amendment.sealed)
+    def of_expert(self, number: int) -> "AmendedSpec":
+        other = AmendedSpec(self._founded, self._run_id, self._founder, number)
+        other._by_version = dict(self._by_version)
+        other._take_stock()
         return other
+
+    def _own(self, run: RunSpec) -> RunSpec:
+        return run if self._expert is None else run.of_expert(self._expert)
 
     # --- what is in force -------------------------------------------------------------------------
     def at_round(self, round_: int) -> RunSpec:
@@ -271,11 +331,7 @@ class AmendedSpec:
     @property
     def end_round(self) -> int:
         """The round at which the run is over, if nothing more is amended."""
-        round_ = 0
-        while (total := self.at_round(round_).total_rounds) > round_:
-            ahead = (from_round for from_round, _ in self._in_force if from_round > round_)
-            round_ = min([total, *ahead])
-        return round_
+        return _end_round(self._in_force)
 
     @property
     def next_version(self) -> int:
@@ -289,7 +345,7 @@ class AmendedSpec:
         """
         if any(data == known.sealed for known in self.amendments):
             return None  # signatures take time, and every new link brings all statements
-        amendment = Amendment.read(data, self._run_id, self._founder)
+        amendment = Amendment.read(data, self._run_id, self._founder, self._founded)
         before = self._by_version.get(amendment.version)
         if before is not None and _digest(before) <= _digest(amendment):
             return None
@@ -299,12 +355,15 @@ class AmendedSpec:
 
     def _take_stock(self) -> None:
         ordered = tuple(self._by_version[version] for version in sorted(self._by_version))
-        rounds = sorted({amendment.from_round for amendment in ordered})
+        rounds = sorted({0, *(amendment.from_round for amendment in ordered)})
+        runs = [(round_, spec_at(self._founded, ordered, round_)) for round_ in rounds]
         self.amendments = ordered
-        self._in_force = [(round_, spec_at(self.founding, ordered, round_)) for round_ in rounds]
-        self.last = self._in_force[-1][1] if self._in_force else self.founding
-        specs = [self.founding, *(spec for _, spec in self._in_force)]
-        longest = max(each.total_rounds for each in specs)
+        self._in_force: SpecsByRound = [(round_, self._own(run)) for round_, run in runs]
+        self.run, self.last = runs[-1][1], self._in_force[-1][1]
+        numbers = range(len(self._founded.models))
+        ways = [[(round_, run.models[number]) for round_, run in runs] for number in numbers]
+        self.models = tuple(_at(way, _end_round(way)) for way in ways)
+        longest = max(spec.total_rounds for _, spec in [(0, self.founding), *self._in_force])
         self.longest_steps = longest * self.founding.sync.round_steps
 
 

@@ -67,6 +67,8 @@ LATER_KEYS: Final = (
     ("data", "replay"),
     ("data", "replay_share"),
     ("adapter",),
+    ("experts", "frozen", "weights"),
+    ("frozen", "weights"),
     ("experts",),
     ("ensemble",),
 )
@@ -312,6 +314,8 @@ class FrozenSection(Section):
     layout_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{32,64}$")]
     parameters: Annotated[int, Field(ge=1, le=MAX_PARAMETERS)]
     padded_parameters: Annotated[int, Field(ge=128, multiple_of=128, le=2 * MAX_PARAMETERS)]
+    # Digest of an expert's first weights, where these are a checkpoint's.
+    weights: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
 
     def _faults(self) -> Iterator[PydanticCustomError]:
         if (fault := config_fault(self.config)) is not None:
@@ -703,7 +707,20 @@ def parse_toml(text: str, *, beside: RunSpec | None = None) -> RunSpec:
         two_forms = "; write a section's keys as section.key, or below [section], not both"
         hint = two_forms if "Cannot declare" in str(error) else ""
         raise InvalidRunSpec(f"not TOML: {error}{hint}") from error
-    return validated(tree if beside is None else overlaid(beside.model_dump(), tree))
+    return validated(tree if beside is None else _beside(beside, tree))
+
+
+def _beside(run: RunSpec, tree: dict[str, Any]) -> dict[str, Any]:
+    """What a tree says differently of a run; experts go by their names. Raises InvalidRunSpec."""
+    whole, written = run.model_dump(), tree.get("experts")
+    if not isinstance(written, list):
+        return overlaid(whole, tree)
+    experts = list(whole["experts"])
+    for each in map(_plain, written):
+        number = run.expert_named(str(each.get("name")))
+        assert number is not None
+        experts[number] = overlaid(experts[number], each)
+    return {**overlaid(whole, tree), "experts": experts}
 
 
 def parse_bytes(data: bytes) -> RunSpec:

@@ -1,5 +1,6 @@
-"""One swarm for all tests of this folder."""
+"""One swarm for all tests of this folder, and the browser of those that look at a page."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any, Final
@@ -58,3 +59,28 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     with open_swarm(tmp_path_factory.mktemp("swarm")) as swarm:
         swarm.found(NUM_ROUNDS_ALONE)
         yield swarm
+
+
+FLAGS: Final = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="no browser is driven without it: pip install playwright"
+    )
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium is here: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield browser
+        browser.close()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,3 +82,27 @@ def test_the_networks_losses_are_those_of_one_process_and_claims_can_be_checked(
     ran = finished.loco("status", "--home", str(finished.founder.home.root))
     assert "ensemble" in ran.stdout
     assert "*" in ran.stdout
+
+
+@pytest.mark.long
+def test_the_page_shows_every_expert_on_every_domain(finished: Swarm, browser: Any) -> None:
+    page = browser.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(finished.founder.ready()["metrics"].removesuffix("metrics"))
+    rows = page.locator("#matrix tr")
+    rows.first.wait_for(timeout=1e3 * START_S)
+    told = finished.founder.status()["matrix"]
+    losses = [*told["losses"], told["together"]]
+    shown = [[cell.inner_text() for cell in row.locator("td").all()] for row in rows.all()]
+    assert [name for name, *_ in shown] == [*LAYERS, "ensemble"]
+    for domain in range(len(LAYERS)):
+        column = [row[domain] for row in losses]
+        known = [loss for loss in column if loss is not None]
+        assert [cells[1 + domain] for cells in shown] == [
+            "-" if loss is None else f"{loss:,.4f}{'*' if loss == min(known) else ''}"
+            for loss in column
+        ]
+    assert page.locator("#domains").inner_text().split() == [*LAYERS, "gain"]
+    assert complaints == []

@@ -103,6 +103,21 @@ def test_each_expert_is_trained_by_its_own_peers_and_a_killed_one_comes_back(
     assert not founder.events(EventName.ROUND_AVERAGED), "it is the only one of its expert"
 
 
+def test_the_steps_of_one_expert_are_amended(experts: Swarm, tmp_path: Path) -> None:
+    founder, key = experts.founder, "experts.code.training.total_steps"
+    home = str(founder.home.root)
+    (tmp_path / "longer.toml").write_text(
+        '[[experts]]\nname = "code"\ntraining.total_steps = 900000\n'
+    )
+    told = experts.loco("amend", str(tmp_path / "longer.toml"), "--home", home)
+    assert told.returncode == 0, told.stderr
+    assert f"{key}: 1000000 -> 900000" in told.stdout
+    founder.wait_event(EventName.RUN_AMENDED, keys=[key])
+    assert f"{key} = 900000" in experts.loco("amend", "--show", "--home", home).stdout
+    steps = {name: each["total_steps"] for name, each in experts_of(founder).items()}
+    assert steps == {"general": 1000000, "code": 900000}
+
+
 def test_all_are_exported_from_one_home_and_answer_together(experts: Swarm, tmp_path: Path) -> None:
     founder, folder = experts.founder, tmp_path / "hf"
     coder(experts)

@@ -1,6 +1,7 @@
 """Amendments: what may change in a run that is under way, and which spec is in force where."""
 
 import itertools
+import tomllib
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -160,7 +161,7 @@ def test_one_that_is_known_is_not_new():
     spec, made = amended(), amendment(1, 5, rate=0.1)
     assert spec.take(made.sealed) == made
     assert spec.take(made.sealed) is None
-    assert Amendment.read(made.sealed, RUN, KEY) == made
+    assert Amendment.read(made.sealed, RUN, KEY, SPEC) == made
 
 
 # --- what a user may change -----------------------------------------------------------------------
@@ -198,3 +199,85 @@ def test_the_list_of_peers_grows_and_never_shrinks():
         new_peers(spec, {"admission.peers": []})
     opened = changed(spec, ((MODE, "open"),))
     assert opened.admission.mode == "open"
+
+
+# --- experts --------------------------------------------------------------------------------------
+OF_CODE = f"experts.a.code.{TOTAL_STEPS}"
+OF_GENERAL = f"experts.general.{TOTAL_STEPS}"
+EXPERTS = """
+training.total_steps = 200
+sync.inner_steps = 10
+ensemble.branch_round = 4
+[[experts]]
+name = "general"
+[[experts]]
+name = "a.code"
+source = "text:code"
+training.total_steps = 300
+"""
+SEVERAL = parse_toml(EXPERTS)
+
+
+def several(*changes):
+    spec = AmendedSpec(SEVERAL, RUN, KEY)
+    for version, (from_round, key, value) in enumerate(changes, 1):
+        made = Amendment.made(RUN, version, from_round, ((key, value),), KEY, FOUNDER.sign)
+        spec.take(made.sealed)
+    return spec
+
+
+def test_one_expert_is_amended_from_a_round_of_its_own_and_the_others_stay():
+    spec = several((25, OF_CODE, 500))
+    assert [each.total_rounds for each in spec.models] == [20, 50]
+    general, code = spec.of_expert(0), spec.of_expert(1)
+    assert (general.end_round, general.last) == (20, SEVERAL.of_expert(0))
+    assert (code.at_round(24).total_rounds, code.at_round(25).total_rounds) == (30, 50)
+    assert (code.end_round, code.is_last_round(50), code.longest_rounds) == (50, True, 50)
+    heard = several()
+    late = heard.of_expert(1)
+    late.take(spec.amendments[0].sealed)
+    assert late.at_round(25) == code.at_round(25)
+    assert several((31, OF_CODE, 500)).models[1].total_rounds == 30, "nobody comes there"
+
+
+def test_the_generalist_branches_where_it_would_have():
+    founding = parse_toml(EXPERTS.replace("ensemble.branch_round = 4", ""))
+    assert (founding.branch_round, changed(founding, ((OF_GENERAL, 400),)).branch_round) == (10, 10)
+    with pytest.raises(InvalidRunSpec, match="branches at step 100"):
+        changed(founding, ((OF_GENERAL, 90),))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        (f"experts.a.cod.{TOTAL_STEPS}", 500, "did you mean 'a.code'"),
+        (OF_CODE, 0, "greater than or equal to 1"),
+        ("experts.a.code.model.num_layers", 2, "cannot be amended"),
+    ],
+)
+def test_what_no_expert_can_take_is_refused_by_all(key, value, why):
+    with pytest.raises(InvalidRunSpec, match=why):
+        changed(SEVERAL, ((key, value),))
+    with pytest.raises(RemoteProtocolError, match="cannot be used"):
+        several((5, key, value))
+    with pytest.raises(InvalidRunSpec, match="the run has no experts"):
+        changed(SPEC, ((OF_CODE, 500),))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        EXPERTS.replace("300", "500"),
+        '[[experts]]\nname = "a.code"\ntraining = { total_steps = 500 }',
+    ],
+)
+def test_a_file_may_be_the_whole_run_spec_or_name_one_expert_alone(text):
+    values = values_of(parse_toml(text, beside=SEVERAL), tomllib.loads(text))
+    assert changes_between(SEVERAL, values) == ((OF_CODE, 500),)
+
+
+def test_steps_of_the_whole_run_are_no_experts():
+    with pytest.raises(InvalidRunSpec, match=f"each expert has its own; amend {OF_GENERAL}"):
+        changes_between(SEVERAL, {TOTAL_STEPS: 500})
+    with pytest.raises(InvalidRunSpec, match="no expert 'cod'"):
+        parse_toml('[[experts]]\nname = "cod"', beside=SEVERAL)

@@ -703,6 +703,8 @@ def test_frozen_experts_of_two_tokenizers_are_refused() -> None:
             "padded_parameters": 128,
         }
     signed = json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
+    of_one = signed.replace(b"300", b"256")
+    assert parse_bytes(of_one).to_bytes() == of_one, "without a digest of weights, as before"
     with pytest.raises(InvalidRunSpec, match=r"^experts\.code\.frozen\.config: all .* one token"):
         parse_bytes(signed)
 

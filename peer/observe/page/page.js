@@ -138,6 +138,17 @@ function tellPairs(s) {
     });
   });
 }
+function tellExperts(s) {
+  $("experts").hidden = !s.matrix;
+  if (!s.matrix) return;
+  const {names, losses, together, gains, advice} = s.matrix, rows = [...losses, together];
+  const best = names.map((_, at) => Math.min(...rows.map(row => row[at] ?? Infinity)));
+  const cells = row => row.map((loss, at) => number(loss, 4) + (loss === best[at] ? "*" : ""));
+  const gained = gain => gain == null ? "-" : (1e15 * gain).toPrecision(3);
+  fill("domains", ["", ...names, "gain"].map(name => element("th", name)));
+  fill("matrix", rows.map((losses, at) => row(names[at] ?? "ensemble", ...cells(losses), gained(gains[at]))));
+  $("advice").textContent = advice ? `Steps would pay more with ${advice[1]} than with ${advice[0]} (docs/experts.md)` : "";
+}
 const INTO = {train: "training", encode: "encoding weights", merge: "taking over averages", measure: "measuring losses", keep: "keeping checkpoints",
   stalled: "standing still for averages", data: "standing still for data"};
 const BESIDE = {pack: "packing vectors", match: "finding a partner", exchange: "exchanging vectors", apply: "the outer step"};
@@ -183,7 +194,7 @@ async function ask() {
   const answer = await fetch(whole ? "status.json" : "now.json", {signal: AbortSignal.timeout(4000)});
   if (!answer.ok) throw new Error(await answer.text());
   const status = await answer.json();
-  [tellRun, tellFacts, tellPeers, tellPairs, tellRounds, tellStage].forEach(tell => tell(status));
+  [tellRun, tellFacts, tellPeers, tellPairs, tellExperts, tellRounds, tellStage].forEach(tell => tell(status));
   tellLog(status.log);
   if (whole) draw(status);
   if (whole) drawn = Date.now();

@@ -18,17 +18,21 @@ from peer.content.state_file import StateManifest, StateMemory
 from peer.daemon import fetched
 from peer.daemon.beginning import NOTHING_TRAINED, Arrival, FirstState, Fresh, cannot_tell
 from peer.daemon.fetched import Fetched
+from peer.daemon.first_weights import FromFounder, digest_of_weights
 from peer.daemon.provision import Supplies
+from peer.daemon.sources import NobodyHelped
 from peer.facts import Facts, HeldPart, PartShape
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
+from peer.runtime.work import SimulatedWork
 from peer.simulation.machine import SimulatedProvision
 from peer.simulation.swarm import open_swarm
 from protocol.content.manifest import digest_of
+from protocol.errors import RemoteProtocolError
 from protocol.membership.group import Group
 from protocol.membership.view import Roster, View
 from protocol.run.amendments import AmendedSpec
-from protocol.run.run_spec import RunSpec
+from protocol.run.run_spec import FrozenSection, RunSpec
 from protocol.schedule.data_plan import DataPlan
 from protocol.wire.content_messages import StateScalars
 
@@ -41,8 +45,9 @@ GROUP = Group("ab" * 16)
 class OneState:
     """Sources that all hold one state."""
 
-    def __init__(self, state: StateScalars) -> None:
+    def __init__(self, state: StateScalars, value: float = 1.0, momentum: float = 0.0) -> None:
         self._state = state
+        self._values = np.full(P, value, np.float32), np.full(P, momentum, np.float32)
 
     async def fetch(
         self, ask: Callable[..., Awaitable[StateScalars]], among: View, *, patience_s: float
@@ -54,7 +59,7 @@ class OneState:
     async def description(self, expected: ExpectedState, size: int) -> StateManifest:
         await trio.lowlevel.checkpoint()
         assert (expected.group, expected.minimum_step) == (GROUP.digest, 0)
-        assert (expected.layout_digest, size) == (LAYOUT, P)
+        assert (expected.layout_digest or LAYOUT, size) == (LAYOUT, P)
         digests = [digest_of(chunk) for chunk in self._chunks()]
         return StateManifest(tuple(digests), self._state)
 
@@ -65,8 +70,7 @@ class OneState:
         return self._chunks()[index]
 
     def _chunks(self) -> list[bytes]:
-        ones = np.ones(P, np.float32)
-        return list(StateMemory(ones, 2 * ones, self._state).chunks())
+        return list(StateMemory(*self._values, self._state).chunks())
 
     talk = SimpleNamespace(bytes_received=0, remote_peer_id="source")
 
@@ -110,7 +114,7 @@ async def test_fresh_weights_have_no_past(autojump_clock):
 async def test_a_fetched_state_stands_where_its_source_stood(autojump_clock, monkeypatch):
     monkeypatch.setattr(fetched, "_heard_steps", lambda *_: [150])
     lines: list[bytes] = []
-    place = arrival(lines, OneState(scalars()))
+    place = arrival(lines, OneState(scalars(), momentum=2.0))
     assert await Fetched().take(place) == FirstState(round=7, step=150, epoch=1, position=40)
     assert (place.slow_P[0], place.momentum_P[0]) == (1.0, 2.0)
     progress = place.ports.facts.progress
@@ -135,6 +139,43 @@ async def test_no_source_alone_moves_us_ahead_of_the_others(
     monkeypatch.setattr(fetched, "_heard_steps", lambda *_: heard)
     taken = await Fetched().take(arrival([], OneState(scalars(step=said))))
     assert taken.step == believed
+
+
+class States:
+    """Sources one after the other, as those that are asked; each has another state."""
+
+    def __init__(self, *states: OneState) -> None:
+        self._states = states
+        self.in_vain = 0
+
+    async def fetch(
+        self, ask: Callable[..., Awaitable[StateScalars]], among: View, *, patience_s: float
+    ) -> StateScalars:
+        for state in self._states:
+            try:
+                return await ask(state)
+            except RemoteProtocolError:
+                self.in_vain += 1
+        raise NobodyHelped
+
+
+@pytest.mark.parametrize(
+    ("liar", "in_vain"),
+    [(OneState(scalars(step=0), value=9.0), 1), (OneState(scalars(step=0), momentum=2.0), 1)],
+    ids=["other weights", "a momentum"],
+)
+async def test_first_weights_are_those_that_the_founder_signed(autojump_clock, liar, in_vain):
+    weights = digest_of_weights(np.ones(P, np.float32))
+    frozen = FrozenSection(
+        config="{}", layout_digest=LAYOUT, parameters=P, padded_parameters=P, weights=weights
+    )
+    sources = States(liar, OneState(scalars(step=0)))
+    place = arrival([], sources, SPEC.model_copy(update={"frozen": frozen}))
+    place.ports.work = SimulatedWork()
+    assert await FromFounder().take(place) == NOTHING_TRAINED
+    assert sources.in_vain == in_vain
+    assert (place.slow_P == 1.0).all()
+    assert not place.momentum_P.any()
 
 
 @pytest.mark.slow

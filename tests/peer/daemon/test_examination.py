@@ -39,7 +39,7 @@ from peer.training.corpus.folder import KeptCorpus, prepare_corpus
 from protocol.admission.statements import Verdict
 from protocol.errors import StreamLost
 from protocol.membership.dial_back import NatKind, Reach
-from protocol.run.run_spec import DataSection, ModelSection, RunSpec
+from protocol.run.run_spec import DataSection, ModelSection, RunSpec, validated
 from protocol.run.sections import AdmissionSection
 from protocol.run.signed_spec import SignedSpec
 
@@ -219,10 +219,15 @@ def store_of(kept: KeptCorpus, folder: Path, *, whole: bool) -> PieceStore:
 
 
 async def rate_over(
-    folder: Path, bytes_per_s: float, piece_kib: int, *, whole: bool
+    folder: Path, bytes_per_s: float, piece_kib: int, *, whole: bool, of_expert: bool = False
 ) -> LineRate | None:
-    """What is measured of a peer with such a line."""
+    """What is measured of a peer with such a line; its corpus may be one expert's of several."""
     spec, kept = corpus_in(folder, piece_kib)
+    if of_expert:
+        code = {"name": "code", "source": "text:x", "manifest": spec.data.manifest}
+        tree = spec.model_dump() | {"experts": [{"name": "general"}, code]}
+        tree["data"]["manifest"] = "ab" * 32
+        spec = validated(tree)
     internet = SimulatedInternet(
         SEED, link=LinkModel(latency_s=LATENCY_S, bandwidth_bytes_per_s=bytes_per_s)
     )
@@ -247,11 +252,11 @@ async def rate_over(
         return await rate_of(ours, founder.peer_id)
 
 
-@pytest.mark.parametrize("bytes_per_s", [1e5, 4e6])
-def test_a_piece_of_the_corpus_shows_how_fast_a_peer_sends(tmp_path, bytes_per_s):
+@pytest.mark.parametrize(("bytes_per_s", "of_expert"), [(1e5, False), (4e6, False), (4e6, True)])
+def test_a_piece_of_the_corpus_shows_how_fast_a_peer_sends(tmp_path, bytes_per_s, of_expert):
     @simulated(SEED)
     async def run():
-        rate = await rate_over(tmp_path, bytes_per_s, 1024, whole=True)
+        rate = await rate_over(tmp_path, bytes_per_s, 1024, whole=True, of_expert=of_expert)
         assert rate is not None
         assert rate.bytes_per_s == pytest.approx(bytes_per_s, rel=0.25)
         assert not rate.at_most

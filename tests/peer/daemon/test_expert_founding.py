@@ -84,4 +84,4 @@ def test_what_a_founder_finds_out_of_experts_is_no_difference(tmp_path: Path) ->
     founding = written.model_copy(update={"experts": (written.experts[0], found_out)})
     assert differing_keys(founding, written) == []
     longer = spec_of(tmp_path, source="text:code.txt", training={"total_steps": 7})
-    assert differing_keys(founding, longer) == ["experts"]
+    assert differing_keys(founding, longer) == ["experts.code.training.total_steps"]

@@ -71,6 +71,12 @@ def test_every_file_that_the_page_names_is_served_and_nothing_is_elsewhere() -> 
     assert "://" not in page
 
 
+def test_all_that_the_script_fills_is_on_the_page() -> None:
+    page, script = (ask(OPEN, f"GET /{name} HTTP/1.1").body.decode() for name in ("", "page.js"))
+    filled = {*re.findall(r'(?:\$|fill|curve)\("(\w+)"', script)}
+    assert {"matrix", "peers"} <= filled <= {*re.findall(r'id="(\w+)"', page)}
+
+
 def test_our_script_makes_text_alone_of_what_peers_say() -> None:
     script = ask(OPEN, "GET /page.js HTTP/1.1").body.decode()
     assert (

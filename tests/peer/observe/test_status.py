@@ -9,6 +9,7 @@ from existing import existing
 from rich.console import Console
 
 from peer.facts import RECENT_ROUNDS, PeerState, PipelineFacts, ReachFacts, Spent
+from peer.observe.experts import matrix_lines
 from peer.observe.problems import PeerProblem
 from peer.observe.status import (
     Outcomes,
@@ -312,3 +313,11 @@ def test_the_held_out_loss_stands_beside() -> None:
 )
 def test_durations_are_short(seconds: float, said: str) -> None:
     assert duration(seconds) == said
+
+
+def test_advice_says_the_command() -> None:
+    row = [1.0, 1.0]
+    told = {"names": ["a", "b"], "losses": [row, row], "together": row, "gains": [None, 1e-15]}
+    *_, advice, command = matrix_lines({**told, "advice": ["a", "b"]})
+    assert advice.startswith("steps would pay more with b than with a")
+    assert command == "  more training.total_steps of b, then: loco-peer amend RUN.toml"
