@@ -112,7 +112,8 @@ def export_state(
                             f"fetching stage {stage}", stage, spec.pipeline.stages, "stages"
                         )
                     )
-                    values = taken(Path(fetched(home, part_of_stage(stage), part)["path"]))
+                    size, name = part.padded_parameters, part_of_stage(stage)
+                    values = taken(Path(fetched(home, name, size)["path"]))
                 _place(weights_P, layout, values, part)
     except (ValueError, OSError) as error:
         raise ExportFailed(f"cannot export: {error}") from error
@@ -120,10 +121,12 @@ def export_state(
     export_weights(home, spec, weights_P, directory, written.get("round"), written.get("tokens"))
 
 
-def fetched(home: Home, part: str, layout: Layout) -> dict[str, Any]:
+def fetched(
+    home: Home, part: str, padded_parameters: int, peer_id: str | None = None
+) -> dict[str, Any]:
     """The daemon's word of a part's weights that it has fetched; for their `path`, `taken`."""
-    wanted = {"part": part, "padded_parameters": layout.padded_parameters}
-    return told(home, "fetch_part", STATE_TIMEOUT_S, **wanted)
+    wanted = {"part": part, "padded_parameters": padded_parameters, "peer": peer_id}
+    return told(home, "fetch_weights", STATE_TIMEOUT_S, **wanted)
 
 
 def taken(path: Path) -> Float32Vector:
@@ -335,12 +338,11 @@ def _given(
     for number, peer_id in enumerate(others):
         tell(TaskProgress("fetching and measuring weights", number, len(others), "peers"))
         try:
-            reply = told(home, "fetch_weights", STATE_TIMEOUT_S, peer=peer_id)
+            reply = fetched(home, written["part"], layout.padded_parameters, peer_id)
         except ControlFailed as error:
             print(f"{short_id(peer_id):<9}{'-':>9}  left out: {error}")
             continue
-        slow_P = taken(Path(reply["path"]))[: layout.padded_parameters]
-        yield given(peer_id, reply["step"], slow_P)
+        yield given(peer_id, reply["step"], taken(Path(reply["path"])))
 
 
 def mean_of(

@@ -266,7 +266,7 @@ def _found(
         return FoundExpert(
             number, lambda: slow_weights_in(path, layout), own["round"], own["tokens"]
         )
-    reply = fetched(home, part, layout)
+    reply = fetched(home, part, layout.padded_parameters)
     path = Path(reply["path"])
     gone.callback(path.unlink, missing_ok=True)
     return FoundExpert(number, lambda: taken(path), reply["round"], reply["tokens"])

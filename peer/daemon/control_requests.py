@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 import trio
 
-from peer.content.fetching import ExpectedState, fetch_from, whole_state
-from peer.facts import Facts, HeldPart, PartShape, PeerState
+from peer.content.fetching import fetch_from
+from peer.facts import Facts, HeldPart, PeerState
 from peer.network.identity import SEED_BYTES
 from peer.observe.control import Handler, NotNow
 from peer.rounds.pause import Pause, PauseRefused
@@ -36,16 +36,14 @@ from protocol.run.amendments import (
     new_peers,
     value_of,
 )
-from protocol.run.layout import part_of_expert
 from protocol.schedule.rounds import middle
 
-from .expert_requests import expert_claims
+from .expert_requests import expert_claims, scores_of
 from .parts import PeerParts
 from .peer import Peer
 from .ports import Ports
 from .report import join_address
-from .scoring import scores_of
-from .sources import FETCH_WEIGHTS_S, weights_of
+from .sources import FETCH_WEIGHTS_S, Weights, weights_from, weights_of
 
 MAX_NAMED: Final = 8
 
@@ -63,7 +61,6 @@ class ControlRequests:
             "snapshot": self.snapshot,
             "leave": self.leave,
             "write_state": self.write_state,
-            "fetch_part": self.fetch_part,
             "score_text": self.score_text,
             "holders": self.holders,
             "fetch_weights": self.fetch_weights,
@@ -96,24 +93,25 @@ class ControlRequests:
         scalars, part = manifest.scalars, self._held().group.part
         return {"path": str(path), "part": part, "round": scalars.round, "tokens": scalars.tokens}
 
-    async def fetch_part(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Write the slow weights of a stage, or of an expert, that other peers hold to a file.
+    async def fetch_weights(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Write the slow weights of a part of the model to a file, fp32 values alone.
+
+        Args:
+            wanted: the `part`, its `padded_parameters`, and the `peer`, where not any will do.
 
         Raises LocoError.
         """
-        parts, part = self._peer.parts, wanted["part"]
-        assert parts.facts.run_id is not None
-        named = part.replace("/", " ")
-        view = View(parts.roster, Group(parts.facts.run_id, part).digest)
-        if not view.alive(trio.current_time()):
-            raise LocoError(f"no peer that we see holds {named}; try again when one does")
-        given = await weights_of(parts.sources, view, wanted["padded_parameters"])
-        if given is None:
-            raise LocoError(f"nobody gave the weights of {named} within {FETCH_WEIGHTS_S:.0f} s")
+        parts, part, size = self._peer.parts, wanted["part"], wanted["padded_parameters"]
+        view = View(parts.roster, Group(self._held().group.run_id, part).digest)
+        if (peer_id := wanted.get("peer")) is None:
+            given = await _weights_of_any(parts, view, part.replace("/", " "), size)
+        else:
+            async with fetch_from(parts.network, peer_id) as fetcher:
+                given = await weights_from(fetcher, view.group, size)
         _, slow_P, told = given
         path = self._peer.settings.state_dir / f"{part.replace('/', '-')}.f32"
         await parts.work.run(slow_P.tofile, path)
-        return {"path": str(path), "round": told.round, "tokens": told.tokens}
+        return {"path": str(path), "step": told.step, "round": told.round, "tokens": told.tokens}
 
     async def score_text(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """Log-probabilities of a text's tokens but the first, by experts, named by their parts."""
@@ -126,25 +124,6 @@ class ControlRequests:
     async def holders(self, _: dict[str, Any]) -> dict[str, Any]:
         alive = self._held().view.alive(trio.current_time())
         return {"peers": [member.peer_id for member in alive]}
-
-    async def fetch_weights(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Write the slow weights of a peer to a file, fp32 values alone. Raises LocoError.
-
-        Args:
-            wanted: `peer`, and the number of its `expert` where it holds another part than ours.
-        """
-        parts, held = self._peer.parts, self._held()
-        group, shape = held.group, held.shape
-        if (number := wanted.get("expert")) is not None and parts.facts.several is not None:
-            group = Group(group.run_id, part_of_expert(number))
-            shape = PartShape.of_whole_model(parts.facts.several.of_expert(number))
-        expected = ExpectedState(group.digest, layout_digest=shape.layout_digest)
-        slow_P, momentum_P = np.zeros((2, shape.padded_parameters), np.float32)
-        async with fetch_from(parts.network, wanted["peer"]) as fetcher:
-            state = await whole_state(fetcher, expected, slow_P, momentum_P)
-        path = self._peer.settings.state_dir / "others-weights.f32"
-        await parts.work.run(slow_P.tofile, path)
-        return {"path": str(path), "step": state.step}
 
     async def expert_claims(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """Claims of a peer of an expert on all domains. Raises LocoError."""
@@ -194,6 +173,16 @@ class ControlRequests:
         parts = self._peer.parts
         members = {member.peer_id for member in parts.roster.members()}
         return frozenset(members | parts.admission.known_peers | {parts.facts.peer_id})
+
+
+async def _weights_of_any(parts: PeerParts, view: View, named: str, size: int) -> Weights:
+    """Raises LocoError: nobody gives them."""
+    if not view.alive(trio.current_time()):
+        raise LocoError(f"no peer that we see holds {named}; try again when one does")
+    given = await weights_of(parts.sources, view, size)
+    if given is None:
+        raise LocoError(f"nobody gave the weights of {named} within {FETCH_WEIGHTS_S:.0f} s")
+    return given
 
 
 def named_peer(text: str, known: Collection[PeerId]) -> PeerId:

@@ -48,7 +48,6 @@ from .beginning import Arrival, MeasureLoss, cannot_tell
 from .checkpointing import Checkpointing, check_room
 from .entry import Entry
 from .experts import ExpertWatch, expert_watch
-from .first_weights import first_states
 from .kept_experts import KeptExperts
 from .membership import LinkedCompany, Membership
 from .parts import PeerParts, PeerSettings
@@ -219,12 +218,7 @@ class Training:
             signed=signed,
             blobs=supplies.blobs,
             stores=supplies.stores,
-            other=KeptExperts(
-                parts.checkpoints,
-                facts,
-                parts.work,
-                first_states(signed, supplies.firsts, parts.work),
-            ).of,
+            other=KeptExperts(parts.checkpoints, facts, parts.work, supplies.firsts).of,
         )
         self.service.refused = facts.refused
         self.domains: MeasuredDomains | None = None

@@ -82,8 +82,8 @@ from .checkpointing import free_bytes
 from .domains import Domains, described_corpus
 from .experts import has_begun
 from .fetched import Fetched, known_positions
-from .first_weights import FromFounder, kept_first_weights, weights_file
-from .sources import FETCH_WEIGHTS_S, NobodyHelped, NoSource, weights_of
+from .kept_experts import kept_first_weights, weights_file
+from .sources import DOUBT_PAUSE_S, FETCH_WEIGHTS_S, NobodyHelped, NoSource, Weights, weights_of
 
 # --- memory and trainers --------------------------------------------------------------------------
 
@@ -142,9 +142,7 @@ class Rebuilt:
         )
         return where_others_are(arrival)
 
-    async def _fetch(
-        self, stage: int, arrival: Arrival
-    ) -> tuple[PeerId, Float32Vector, StateScalars] | None:
+    async def _fetch(self, stage: int, arrival: Arrival) -> Weights | None:
         """A neighbour's weights; None where nobody holds it, or gives it in time."""
         group = Group(arrival.held.group.run_id, part_of_stage(stage)).digest
         view = View(arrival.ports.roster, group)
@@ -169,6 +167,35 @@ def where_others_are(arrival: Arrival) -> FirstState:
 LISTEN_S: Final = 6.0
 """How long peers of an expert are looked for, before it is begun: the first looks into the
 directory, and the links that they lead to, take a few seconds."""
+
+
+class FromFounder:
+    """First weights that the founder gives; it is waited for, and that is told.
+
+    Where a peer of the expert has come meanwhile, its state is taken.
+    """
+
+    ages = False
+
+    async def take(self, arrival: Arrival) -> FirstState:
+        ports, told = arrival.ports, False
+        expected = ExpectedState(arrival.held.group.digest, maximum_step=0)
+
+        async def ask(fetcher: Fetcher) -> StateScalars:
+            return await whole_state(fetcher, expected, arrival.slow_P, arrival.momentum_P)
+
+        while True:
+            ports.facts.now_doing("asking for the first weights of this expert")
+            try:
+                await arrival.sources.fetch(ask, ports.roster, patience_s=DOUBT_PAUSE_S)
+            except NobodyHelped:
+                if not told:
+                    ports.events.emit(EventName.FIRST_WEIGHTS_MISSING, expert=ports.facts.expert)
+                told = True
+                if has_begun(arrival.held.view):
+                    return await Fetched().take(arrival)
+            else:
+                return NOTHING_TRAINED
 
 
 class FreshOrFetched:

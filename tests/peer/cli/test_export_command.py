@@ -119,8 +119,9 @@ def test_a_model_is_put_together_from_its_stages(
     vectors[0].tofile(other)
 
     def fetched(_home: Home, *request: object, **asked: object) -> dict[str, str]:
-        assert request[0] == "fetch_part"
-        assert asked == {"part": "stage/0", "padded_parameters": layouts[0].padded_parameters}
+        assert request[0] == "fetch_weights"
+        size = layouts[0].padded_parameters
+        assert asked == {"part": "stage/0", "padded_parameters": size, "peer": None}
         return {"path": str(other)}
 
     monkeypatch.setattr(export, "told", fetched)
