@@ -26,6 +26,8 @@ from protocol.run.signed_spec import SignedSpec
 
 LEAVE_TIMEOUT_S: Final = 60.0
 """Beyond the daemon's grace; it ends itself long before."""
+SLOW_S: Final = 3700.0
+"""How long the daemon may take to write a state, or to ask peers on slow lines, one by one."""
 WIDE_COLUMNS: Final = 200
 _POLL_S: Final = 0.05
 

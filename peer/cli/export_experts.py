@@ -33,9 +33,8 @@ from protocol.run.layout import part_of_expert
 from protocol.run.run_spec import NONE, RunSpec
 from protocol.schedule.progress import TaskProgress, Tell
 
-from .client import told
+from .client import SLOW_S, told
 from .export import (
-    STATE_TIMEOUT_S,
     ExportFailed,
     export_checkpoint,
     export_swarm,
@@ -173,7 +172,7 @@ def _said_of(
 ) -> dict[int, list[float]]:
     """Log-probabilities of the prompt's tokens, by the numbers of the experts."""
     parts, last = {part_of_expert(number): number for number in numbers}, tokens[-SCORED_TOKENS:]
-    reply = told(home, "score_text", STATE_TIMEOUT_S, parts=[*parts], tokens=last)
+    reply = told(home, "score_text", SLOW_S, parts=[*parts], tokens=last)
     for part, reason in reply["failed"].items():
         name = run.experts[parts[part]].name
         print(f"{name} is left out: {reason}", file=sys.stderr, flush=True)
@@ -249,7 +248,7 @@ def _own_state(home: Home, tell: Tell) -> tuple[dict[str, Any], NoDaemon | NotNo
     """The daemon's reply of where its state is; or why it gives none."""
     tell(TaskProgress("the daemon writes its state"))
     try:
-        return told(home, "write_state", STATE_TIMEOUT_S), None
+        return told(home, "write_state", SLOW_S), None
     except (NoDaemon, NotNow) as error:
         return {}, error
 

@@ -26,6 +26,7 @@ from protocol.admission.statements import Verdict
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.group import Group
 from protocol.membership.view import TRAINING, View
+from protocol.names import LISTED
 from protocol.run.amendments import (
     MODE,
     TOTAL_STEPS,
@@ -44,8 +45,6 @@ from .peer import Peer
 from .ports import Ports
 from .report import join_address
 from .sources import FETCH_WEIGHTS_S, Weights, weights_from, weights_of
-
-MAX_NAMED: Final = 8
 
 
 class ControlRequests:
@@ -85,8 +84,8 @@ class ControlRequests:
 
     async def write_state(self, _: dict[str, Any]) -> dict[str, Any]:
         """Raises NotNow: there is no state yet."""
-        service = self._peer.service
-        written = None if service is None else await service.write()
+        training = self._peer.training
+        written = None if training is None else await training.service.write()
         if written is None:
             raise NotNow("there is no state yet; try again when this peer is training")
         path, manifest = written
@@ -116,7 +115,9 @@ class ControlRequests:
     async def score_text(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """Log-probabilities of a text's tokens but the first, by experts, named by their parts."""
         parts, tokens = self._peer.parts, np.array(wanted["tokens"], np.uint32)
-        scores = await scores_of(parts, self._held(), wanted["parts"], tokens, self._peer.score)
+        held, training = self._held(), self._peer.training
+        own = None if training is None else training.score
+        scores = await scores_of(parts, held, wanted["parts"], tokens, own)
         told = {part: each.tolist() for part, each in scores.items() if not isinstance(each, str)}
         failed = {part: each for part, each in scores.items() if isinstance(each, str)}
         return {"log_probs": told, "failed": failed}
@@ -127,7 +128,9 @@ class ControlRequests:
 
     async def expert_claims(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """Claims of a peer of an expert on all domains. Raises LocoError."""
-        return await expert_claims(self._peer.parts, self._peer.domains, wanted["expert"])
+        training = self._peer.training
+        domains = None if training is None else training.domains
+        return await expert_claims(self._peer.parts, domains, wanted["expert"])
 
     async def keep_together(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """Show these losses of the ensemble, by domain, in `status`."""
@@ -137,22 +140,23 @@ class ControlRequests:
 
     def _held(self) -> HeldPart:
         held = self._peer.parts.facts.held
-        if held is None or self._peer.service is None:
+        if held is None or self._peer.training is None:
             raise LocoError("there is no state yet; try again when this peer is training")
         return held
 
     async def pause(self, _: dict[str, Any]) -> dict[str, Any]:
-        self._training().begin()
+        self._pause().begin()
         return {}
 
     async def resume(self, _: dict[str, Any]) -> dict[str, Any]:
-        self._training().end()
+        self._pause().end()
         return {}
 
-    def _training(self) -> Pause:
-        if self._peer.rounds is None:
+    def _pause(self) -> Pause:
+        training = self._peer.training
+        if training is None or training.rounds is None:
             raise PauseRefused("this peer does not train yet; try again when it does")
-        return self._peer.rounds.pause
+        return training.rounds.pause
 
     async def invite(self, wanted: dict[str, Any]) -> dict[str, Any]:
         parts, seed = self._peer.parts, self._entropy.token_bytes(SEED_BYTES)
@@ -205,7 +209,7 @@ def named_peer(text: str, known: Collection[PeerId]) -> PeerId:
             f"no peer is known here whose id ends in {text}; `loco-peer status --verbose` shows"
             " whole ids, and a whole id is taken of peers that are not here, too"
         )
-    named = ", ".join(meant[:MAX_NAMED])
+    named = ", ".join(meant[:LISTED])
     raise LocoError(f"{len(meant)} peers have ids that end in {text}; give more of one: {named}")
 
 

@@ -33,6 +33,7 @@ from protocol.run.layout import expert_of_part, part_of_expert
 from protocol.run.needs import flops_per_token
 from protocol.schedule.rounds import LARGEST_RATIO, middle
 
+from .greeting import BEAT_S
 from .ports import Ports
 
 GENERALIST: Final = 0
@@ -245,9 +246,6 @@ def _goes_before(peer_id: PeerId, own_id: PeerId, beside: Collection[PeerId]) ->
 
 
 # --- moves ----------------------------------------------------------------------------------------
-LOOK_EVERY_S: Final = 1.0
-
-
 class ExpertWatch:
     """Watches the experts while we train one: which stand, and whether another needs us more.
 
@@ -269,7 +267,7 @@ class ExpertWatch:
     async def until_needed(self) -> JoinAgain:
         """Returns what a new process is to do, when there is something."""
         while True:
-            await trio.sleep(LOOK_EVERY_S)
+            await trio.sleep(BEAT_S)
             self._tell_standing()
             target = self._target()
             if target is not None:

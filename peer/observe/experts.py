@@ -9,7 +9,13 @@ from statistics import median_low
 from typing import Any
 
 from peer.facts import Facts
-from protocol.experts.matrix import LossCurve, Matrix, advice_at_one_share, losses_of_expert
+from protocol.experts.matrix import (
+    ENSEMBLE,
+    LossCurve,
+    advice_at_one_share,
+    lines_of_table,
+    losses_of_expert,
+)
 from protocol.membership.group import Group
 from protocol.membership.view import Member
 from protocol.run.layout import part_of_expert
@@ -23,6 +29,7 @@ Told = tuple[int, Mapping[int, float]]
 class ExpertBoard:
     def __init__(self) -> None:
         self._curves = dict[str, LossCurve]()
+        self._budgets = dict[int, float]()
 
     def look(self, facts: Facts, alive: Sequence[Member]) -> dict[str, Any] | None:
         """The losses that are known now (docs/experts.md); None where the run has no experts."""
@@ -32,9 +39,13 @@ class ExpertBoard:
         names = tuple(expert.name for expert in spec.experts)
         told = [self._told(facts, alive, number) for number in range(len(names))]
         rows = [losses_of_expert([losses for _, losses in each], len(names)) for each in told]
-        for number, (name, each) in enumerate(zip(names, told, strict=True)):
+        for number, each in enumerate(told):
             if each:
-                self._note(spec.of_expert(number), name, each, rows[number][number])
+                expert, budget = spec.experts[number], self._budget(spec, number)
+                share = min(1.0, median_low([s for s, _ in each]) / expert.training.total_steps)
+                self._curves.setdefault(expert.name, LossCurve()).note(
+                    share, budget, rows[number][number]
+                )
         gains = [self._curves[name].gain if name in self._curves else None for name in names]
         advice = advice_at_one_share(self._curves)
         return {
@@ -52,15 +63,17 @@ class ExpertBoard:
         own = [(facts.step, facts.losses_of_domains)] if facts.group == group else []
         return [*own, *told]
 
-    def _note(self, spec: RunSpec, name: str, told: Sequence[Told], loss: float | None) -> None:
-        share = min(1.0, median_low([step for step, _ in told]) / spec.training.total_steps)
-        self._curves.setdefault(name, LossCurve()).note(share, training_flops(spec), loss)
+    def _budget(self, run: RunSpec, number: int) -> float:
+        if number not in self._budgets:
+            self._budgets[number] = training_flops(run.of_expert(number))
+        return self._budgets[number]
 
 
 def matrix_lines(experts: Mapping[str, Any]) -> list[str]:
     """The table for people, of what `look` tells."""
-    names, rows = tuple(experts["names"]), tuple(map(tuple, experts["losses"]))
-    lines = list(Matrix(names, names, rows, tuple(experts["together"])).lines(experts["gains"]))
+    names = experts["names"]
+    rows = zip((*names, ENSEMBLE), (*experts["losses"], experts["together"]), strict=True)
+    lines = list(lines_of_table(names, list(rows), experts["gains"]))
     if experts["advice"]:
         source, target = experts["advice"]
         lines.append(f"steps would pay more with {target} than with {source} (docs/experts.md)")

@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from peer.facts import RECENT_ROUNDS, PeerState
 from protocol.membership.group import WHOLE_MODEL
-from protocol.names import duration, short_id
+from protocol.names import LISTED, duration, short_id
 from protocol.outcomes import SkipReason
 from protocol.routing.measures import LinkTimes
 from protocol.run.amendments import AmendedSpec
@@ -49,9 +49,6 @@ def amendment_lines(amendments: Sequence[Mapping[str, Any]]) -> list[str]:
 
 # --- lines of pipelines ---------------------------------------------------------------------------
 
-SHOWN: Final = 8
-"""Paths, and links, that are shown."""
-
 
 def pipeline_lines(pipeline: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Names and values that are known, of what `PipelineFacts.to_json` writes."""
@@ -80,13 +77,13 @@ def _spent(spent_s: Mapping[str, float]) -> str:
 
 
 def _paths(paths: tuple[str, ...]) -> str:
-    said = [f"{path} ({times}x)" for path, times in Counter(paths).most_common(SHOWN)]
+    said = [f"{path} ({times}x)" for path, times in Counter(paths).most_common(LISTED)]
     return "; ".join(said)
 
 
 def _links(told: tuple[Mapping[str, Any], ...]) -> str:
     links = [link for link in (LinkTimes(**each) for each in told) if link.out_us]
-    slowest = sorted(links, key=lambda link: -link.rtt_us - link.out_us)[:SHOWN]
+    slowest = sorted(links, key=lambda link: -link.rtt_us - link.out_us)[:LISTED]
     return "; ".join(
         f"{short_id(link.peer_id)} {1e-3 * link.rtt_us:.1f} + {1e3 * link.out_s:.1f} ms"
         for link in slowest

@@ -20,7 +20,6 @@ from peer.cli.new import (
     SECTIONS,
     SET_BY_START,
     TUNING,
-    checked_spec,
     preset_spec,
     preset_toml,
     toml_of,
@@ -35,7 +34,7 @@ from protocol.run.ways import WAYS, others_keys
 
 def written(path: Path, preset: str, *given: Any, force: bool, **more: Any) -> list[str]:
     """As the command does."""
-    return write_new(path, checked_spec(preset, *given, **more), preset, force=force)
+    return write_new(path, preset_spec(preset, *given, **more), preset, force=force)
 
 
 def keys(model: BaseModel, prefix: str = "") -> set[str]:
