@@ -36,12 +36,17 @@ def home_of(given: Path | None) -> Home:
     return Home(resolve_home(given, os.environ))
 
 
-def spec_of(home: Home) -> RunSpec:
-    """The run of this home, or of its expert alone. Raises HomeError: it belongs to no run."""
+def run_of(home: Home) -> RunSpec:
+    """The run of this home. Raises HomeError: it belongs to none."""
     signed = home.run()
     if signed is None:
         raise HomeError(f"{home.root} belongs to no run yet: there is no model")
-    spec = signed.spec()
+    return signed.spec()
+
+
+def spec_of(home: Home) -> RunSpec:
+    """The same, or that of its expert alone."""
+    spec = run_of(home)
     number = spec.expert_named(home.expert() if spec.experts else None)
     return spec if number is None else spec.of_expert(number)
 

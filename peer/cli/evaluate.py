@@ -18,7 +18,7 @@ import numpy as np
 from peer.observe.control import ControlFailed, NoDaemon, NotNow
 from peer.options.config import ConfigError
 from peer.process.bottom_line import shown
-from peer.state.home import Home, HomeError
+from peer.state.home import Home
 from protocol.errors import LocoError
 from protocol.experts.claims import Values
 from protocol.experts.ensemble import RUN, Combination, compare, rules_of
@@ -27,7 +27,7 @@ from protocol.names import short_id
 from protocol.run.run_spec import NONE, RunSpec
 from protocol.schedule.progress import TaskProgress, Tell
 
-from .client import SLOW_S, told
+from .client import SLOW_S, run_of, told
 
 OURS: Final = "ours"
 UNCHECKED: Final = "not checked: its weights are not here; --check fetches them"
@@ -119,10 +119,7 @@ def domains_of(spec: RunSpec, said: Sequence[ExpertSaid]) -> Iterator[DomainSaid
 # --- showing --------------------------------------------------------------------------------------
 def show_evaluation(home: Home, *, check: bool, as_json: bool) -> None:
     """Raises HomeError, ConfigError, NoDaemon, NotNow; LocoError: nobody told anything."""
-    signed = home.run()
-    if signed is None:
-        raise HomeError(f"{home.root} belongs to no run yet: there are no experts")
-    spec = signed.spec()
+    spec = run_of(home)
     if not spec.experts:
         raise ConfigError("this run has no experts: its loss is the held-out loss in `status`")
     with shown("asking the experts") as tell:

@@ -22,7 +22,7 @@ from peer.options.config import ConfigError
 from peer.process.bottom_line import shown
 from peer.state.ensemble_reader import ExpertEnsemble
 from peer.state.export_folder import write_ensemble
-from peer.state.home import Home, HomeError
+from peer.state.home import Home
 from peer.state.moe import Domain, NoMixture, compared, merged
 from peer.training.corpus.folder import kept_corpus, open_corpus
 from peer.training.corpus.tokenizer import ByteTokenizer, FileTokenizer
@@ -33,7 +33,7 @@ from protocol.run.layout import part_of_expert
 from protocol.run.run_spec import NONE, RunSpec
 from protocol.schedule.progress import TaskProgress, Tell
 
-from .client import SLOW_S, told
+from .client import SLOW_S, run_of, told
 from .export import (
     ExportFailed,
     export_checkpoint,
@@ -178,14 +178,6 @@ def _said_of(
         print(f"{name} is left out: {reason}", file=sys.stderr, flush=True)
     said = reply["log_probs"]
     return {number: said[part] for part, number in parts.items() if part in said}
-
-
-def run_of(home: Home) -> RunSpec:
-    """The whole run of this home. Raises HomeError: it belongs to none."""
-    signed = home.run()
-    if signed is None:
-        raise HomeError(f"{home.root} belongs to no run yet: there is no model")
-    return signed.spec()
 
 
 def numbers_of(run: RunSpec, names: Collection[str] | None) -> list[int]:

@@ -639,11 +639,16 @@ class RealProvision:
         own = self._supplies(spec, corpus, shape, beginning_with(first), None)
         domains = Domains(run, self._cache_dir, self._work, own.blobs, own.stores)
         await domains.look()
-        own = replace(own, blobs=domains.blobs, stores=domains.stores, domains=domains)
-        words = corpus.manifest.vocabulary_size
-        held_out = held_out_in(run, domains)
-        own = replace(own, firsts=firsts, held_out=held_out, vocabulary_size=words)
-        return replace(own, part=part_of_expert(number))
+        return replace(
+            own,
+            part=part_of_expert(number),
+            blobs=domains.blobs,
+            stores=domains.stores,
+            domains=domains,
+            firsts=firsts,
+            held_out=held_out_in(run, domains),
+            vocabulary_size=corpus.manifest.vocabulary_size,
+        )
 
     async def obtain(self, spec: RunSpec, source: BlobSource, choose_part: ChoosePart) -> Supplies:
         """Take the corpus from here or from a peer; of a pipeline, the stage that needs us most."""
