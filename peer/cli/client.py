@@ -154,7 +154,6 @@ UNITS_S: Final = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 SHORT_ID: Final = re.compile(r"[1-9A-HJ-NP-Za-km-z]{4,16}")
 """The end of a peer id, as `status` shows it."""
 DONE: Final = {Verdict.ADMIT: "admitted", Verdict.BAN: "banned", Verdict.DELEGATE: "delegated to"}
-MAX_LASTS_S: Final = 10 * 366 * 86_400
 
 
 def print_invitation(home: Home, expires: str, uses: int) -> None:
@@ -185,7 +184,7 @@ def duration_s(text: str) -> int:
     """Read a whole number and m, h, d or w. Raises ConfigError."""
     found = re.fullmatch(r"([1-9][0-9]{0,5})([mhdw])", text)
     lasts_s = 0 if found is None else int(found[1]) * UNITS_S[found[2]]
-    if not 0 < lasts_s <= MAX_LASTS_S:
+    if not 0 < lasts_s <= 3660 * UNITS_S["d"]:
         raise ConfigError(
             f"--expires: use a whole number and m, h, d or w, up to ten years: 7d (got {text!r})"
         )
