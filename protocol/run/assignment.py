@@ -119,7 +119,7 @@ class Need(NamedTuple):
 def stage_need(holders: Sequence[Collection[str]], visited: int) -> Need | None:
     """Args: holders: the ids of the peers that hold each stage, ours among them."""
     move = needed_move([len(peers) for peers in holders], visited)
-    return move and Need(move, holders[move.source], not holders[move.target])
+    return None if move is None else Need(move, holders[move.source], not holders[move.target])
 
 
 class Balance:

@@ -106,7 +106,8 @@ def test_moves_come_to_an_end_and_each_lowers_the_largest_load_that_it_touches(f
         if needed is None:
             return
         (move, movers, _), before = needed, expert_loads(flops_left, hands.values())
-        hands[movers[0]] = replace(hands[movers[0]], expert=move.target)
+        mover = next(iter(movers))
+        hands[mover] = replace(hands[mover], expert=move.target)
         after = expert_loads(flops_left, hands.values())
         assert max(after[move.source], after[move.target]) < before[move.target]
     pytest.fail("moves go on for ever")
