@@ -236,7 +236,7 @@ MOST_PEERS: Final = 32
 
 
 def pairs_json(facts: Facts, alive: Sequence[str]) -> dict[str, Any]:
-    """Who averages with whom: a row for each teller, a column for each partner, this peer first.
+    """The map of averages: a row for each teller, a column for each partner, this peer first.
 
     A peer tells those that it is linked with of each of its averages in pairs (`AveragedWith` in
     protocol/wire/messages.py); another may say otherwise of the same pair. Peers that are not

@@ -195,8 +195,9 @@ CHANGED_BY_PEOPLE = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(
+    ("method", "stages"), [*((method, 1) for method in METHODS), ("noloco", 2)]
+)
 def test_what_people_change_stands_on_the_first_screen(method: str, stages: int) -> None:
     text = preset_toml("125m", method, stages=stages)
     first, line, rest = text.partition("\n# ----")
