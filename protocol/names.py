@@ -5,6 +5,8 @@ from typing import Final
 
 NAMED: Final = 3
 """Peers, and addresses, that a sentence names."""
+LISTED: Final = 8
+"""Peers, machines, paths or links that a list of them shows."""
 
 
 def short_id(peer_id: str | None) -> str:

@@ -32,7 +32,7 @@ from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import inner_optimizer
 from peer.training.schedule import learning_rate
 from peer.training.step import Stepper
-from protocol.experts.ensemble import RULES, compare
+from protocol.experts.ensemble import RULES, compare, loss_of
 from protocol.experts.matrix import MarginalGain, gain_of
 from protocol.run.needs import BYTE_VOCABULARY, training_flops
 from protocol.run.run_spec import RunSpec
@@ -319,11 +319,10 @@ def combined(
     told: list[dict[str, Told]],
 ) -> tuple[dict[str, list[float]], dict[str, dict[str, float]]]:
     """Losses by domain of each model alone, and by rule and domain of all together."""
+    alone = {name: [loss_of(each[name]) for each in told] for name in told[0]}
     compared = {name: compare(np.stack([each[name] for each in told])) for name in told[0]}
-    together = {
-        rule: {name: each.together[rule] for name, each in compared.items()} for rule in RULES
-    }
-    return {name: list(each.alone) for name, each in compared.items()}, together
+    together = {rule: {name: each[rule] for name, each in compared.items()} for rule in RULES}
+    return alone, together
 
 
 def _half_way(curve: list[tuple[float, float]]) -> MarginalGain:

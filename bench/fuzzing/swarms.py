@@ -319,8 +319,8 @@ async def _start(swarm: SimulatedSwarm) -> None:
 def _open_up(peer: SimulatedPeer, store: PieceStore, nursery: trio.Nursery) -> None:
     """Let it do what real peers do besides, and simulated ones need not."""
     nursery.start_soon(be_reached, peer.parts, RELAY_MBPS)
-    assert peer.peer.service is not None
-    peer.peer.service.stores = {store.manifest.name: store}
+    assert peer.peer.training is not None
+    peer.peer.training.service.stores = {store.manifest.name: store}
 
 
 async def _average(swarm: SimulatedSwarm, times: int) -> None:

@@ -8,7 +8,7 @@ def main() -> None:
     from .app import app
 
     if "_LOCO_PEER_COMPLETE" in os.environ:  # a shell asks what it could complete
-        from .completion import completion_init
+        from typer._completion_classes import completion_init
 
         completion_init()
     app(prog_name="loco-peer")

@@ -77,6 +77,7 @@ def _report(error: BaseException, *, verbose: bool) -> ExitCode:
 
 # --- commands -------------------------------------------------------------------------------------
 QUIET: Final = ("new", "version", "completion")
+SHELLS: Final = ("bash", "zsh", "fish")
 
 
 def command(
@@ -152,10 +153,10 @@ def new(
     force: Annotated[bool, opt.option("--force", "", "Overwrite an existing file.")] = False,
 ) -> None:
     """Write a run spec in which every key is explained; without arguments, ask for them."""
-    from .new import checked_spec, write_new
+    from .new import preset_spec, write_new
 
     names = () if experts is None else tuple(experts.split(","))
-    spec = checked_spec(preset, method, optimizer, stages, data, seed, names, model)
+    spec = preset_spec(preset, method, optimizer, stages, data, seed, names, model)
     takes = write_new(run_toml, spec, preset, force=force)
     print(*(f"  {line}" for line in takes), sep="\n")
     print(f"wrote {run_toml}; read it, then run: loco-peer start {run_toml}")
@@ -509,9 +510,12 @@ def measure(
 @command
 def completion(shell: Annotated[str, opt.argument("bash|zsh|fish", "Your shell.")]) -> None:
     """Print the script that makes a shell complete commands, options, choices and files."""
-    from .completion import script_for
+    from typer._completion_shared import get_completion_script  # decision 0052
 
-    print(script_for(shell))
+    if shell not in SHELLS:
+        raise ConfigError(f"no completion for '{shell}': use {' or '.join(SHELLS)}")
+    variable = "_LOCO_PEER_COMPLETE"  # typer looks for this name
+    print(get_completion_script(prog_name="loco-peer", complete_var=variable, shell=shell))
 
 
 @command

@@ -18,7 +18,7 @@ from peer.options.values import whole
 from protocol.errors import LocoError
 from protocol.limits import MAX_STAGES
 
-from .new import METHODS, PRESETS, checked_spec
+from .new import METHODS, PRESETS, preset_spec
 
 ONE, SEVERAL = "one", "several"
 INTRODUCTION: Final = (
@@ -68,7 +68,7 @@ def questions() -> Questions:
             return {**chosen, option: _READERS.get(option, str)(answer)}
 
         answer = yield TerminalQuestion(
-            option, says, default, lambda a: checked_spec(**chosen_with(a))
+            option, says, default, lambda a: preset_spec(**chosen_with(a))
         )
         if answer != default:
             chosen.update(chosen_with(answer))
@@ -86,7 +86,7 @@ def questions() -> Questions:
     says = "Whether one machine trains, or several that average their weights: one or several."
     machines = yield TerminalQuestion("machines", says, SEVERAL, _check_machines)
     if machines == SEVERAL:
-        memory = next(line for line in told_needs(checked_spec(**chosen)) if "memory" in line)
+        memory = next(line for line in told_needs(preset_spec(**chosen)) if "memory" in line)
         yield from about(
             "stages",
             "Into how many stages the model is cut: 1, unless it is too large for one machine."
@@ -108,7 +108,7 @@ def questions() -> Questions:
 
 def _default_of(option: str, chosen: Mapping[str, Any]) -> object:
     usual = {"preset": "demo", "method": METHODS[0], "stages": 1, "seed": 0}
-    return usual.get(option, checked_spec(**chosen).data.source)
+    return usual.get(option, preset_spec(**chosen).data.source)
 
 
 def _check_machines(answer: str) -> None:

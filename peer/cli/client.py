@@ -26,6 +26,8 @@ from protocol.run.signed_spec import SignedSpec
 
 LEAVE_TIMEOUT_S: Final = 60.0
 """Beyond the daemon's grace; it ends itself long before."""
+SLOW_S: Final = 3700.0
+"""How long the daemon may take to write a state, or to ask peers on slow lines, one by one."""
 WIDE_COLUMNS: Final = 200
 _POLL_S: Final = 0.05
 
@@ -34,12 +36,17 @@ def home_of(given: Path | None) -> Home:
     return Home(resolve_home(given, os.environ))
 
 
-def spec_of(home: Home) -> RunSpec:
-    """The run of this home, or of its expert alone. Raises HomeError: it belongs to no run."""
+def run_of(home: Home) -> RunSpec:
+    """The run of this home. Raises HomeError: it belongs to none."""
     signed = home.run()
     if signed is None:
         raise HomeError(f"{home.root} belongs to no run yet: there is no model")
-    spec = signed.spec()
+    return signed.spec()
+
+
+def spec_of(home: Home) -> RunSpec:
+    """The same, or that of its expert alone."""
+    spec = run_of(home)
     number = spec.expert_named(home.expert() if spec.experts else None)
     return spec if number is None else spec.of_expert(number)
 
@@ -147,7 +154,6 @@ UNITS_S: Final = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 SHORT_ID: Final = re.compile(r"[1-9A-HJ-NP-Za-km-z]{4,16}")
 """The end of a peer id, as `status` shows it."""
 DONE: Final = {Verdict.ADMIT: "admitted", Verdict.BAN: "banned", Verdict.DELEGATE: "delegated to"}
-MAX_LASTS_S: Final = 10 * 366 * 86_400
 
 
 def print_invitation(home: Home, expires: str, uses: int) -> None:
@@ -178,7 +184,7 @@ def duration_s(text: str) -> int:
     """Read a whole number and m, h, d or w. Raises ConfigError."""
     found = re.fullmatch(r"([1-9][0-9]{0,5})([mhdw])", text)
     lasts_s = 0 if found is None else int(found[1]) * UNITS_S[found[2]]
-    if not 0 < lasts_s <= MAX_LASTS_S:
+    if not 0 < lasts_s <= 3660 * UNITS_S["d"]:
         raise ConfigError(
             f"--expires: use a whole number and m, h, d or w, up to ten years: 7d (got {text!r})"
         )

@@ -18,19 +18,17 @@ import numpy as np
 from peer.observe.control import ControlFailed, NoDaemon, NotNow
 from peer.options.config import ConfigError
 from peer.process.bottom_line import shown
-from peer.state.home import Home, HomeError
+from peer.state.home import Home
 from protocol.errors import LocoError
 from protocol.experts.claims import Values
-from protocol.experts.ensemble import RUN, Combination, Compared, compare, rules_of
+from protocol.experts.ensemble import RUN, Combination, compare, rules_of
 from protocol.experts.matrix import lines_of_table
 from protocol.names import short_id
 from protocol.run.run_spec import NONE, RunSpec
 from protocol.schedule.progress import TaskProgress, Tell
 
-from .client import told
+from .client import SLOW_S, run_of, told
 
-CLAIMS_TIMEOUT_S: Final = 600.0
-"""How long the daemon may take to ask peers of an expert, one after another."""
 OURS: Final = "ours"
 UNCHECKED: Final = "not checked: its weights are not here; --check fetches them"
 BEST: Final = "best expert"
@@ -69,7 +67,7 @@ class DomainSaid:
 def said_of(home: Home, number: int, name: str) -> ExpertSaid:
     """Raises NoDaemon, NotNow: the daemon cannot ask now."""
     try:
-        reply = told(home, "expert_claims", CLAIMS_TIMEOUT_S, expert=number)
+        reply = told(home, "expert_claims", SLOW_S, expert=number)
     except (NoDaemon, NotNow):
         raise
     except ControlFailed as error:
@@ -110,21 +108,18 @@ def domains_of(spec: RunSpec, said: Sequence[ExpertSaid]) -> Iterator[DomainSaid
         if not alone:
             continue
         losses = {name: -float(claim.mean(dtype=np.float64)) for name, claim in alone.items()}
-        together = Compared((), {})
+        together: Mapping[str, float] = {}
         if chosen:
             blocks = np.stack([each.claims[number] for each in chosen])
             together = compare(blocks.reshape(len(chosen), -1, context), rules)
         tokens = next(iter(alone.values())).size
-        yield DomainSaid(domain.name, tokens, losses, together.together)
+        yield DomainSaid(domain.name, tokens, losses, together)
 
 
 # --- showing --------------------------------------------------------------------------------------
 def show_evaluation(home: Home, *, check: bool, as_json: bool) -> None:
     """Raises HomeError, ConfigError, NoDaemon, NotNow; LocoError: nobody told anything."""
-    signed = home.run()
-    if signed is None:
-        raise HomeError(f"{home.root} belongs to no run yet: there are no experts")
-    spec = signed.spec()
+    spec = run_of(home)
     if not spec.experts:
         raise ConfigError("this run has no experts: its loss is the held-out loss in `status`")
     with shown("asking the experts") as tell:

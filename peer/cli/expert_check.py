@@ -12,12 +12,12 @@ from peer.training.corpus.folder import kept_corpus
 from peer.training.model import FlatModel, empty_module
 from protocol.content.samples import Float32Vector, stamp_of
 from protocol.experts.claims import Values, claimed_blocks, differs
+from protocol.run.layout import part_of_expert
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.progress import TaskProgress, Tell
 
-from .client import told
 from .evaluate import ExpertSaid
-from .export import STATE_TIMEOUT_S
+from .export import fetched, taken
 
 Chosen = tuple[int, Values]
 """Which block of a domain was chosen, and what weights say of it."""
@@ -29,16 +29,14 @@ def check_claims(home: Home, spec: RunSpec, said: Sequence[ExpertSaid], tell: Te
     for number, each in enumerate(said):
         tell(TaskProgress("checking the experts", number, len(said), "experts"))
         if each.claims and each.believed is None:
+            frozen = spec.experts[number].frozen
+            assert frozen is not None, "the run was founded"
+            part, size = part_of_expert(number), frozen.padded_parameters
             try:
-                reply = told(
-                    home, "fetch_weights", STATE_TIMEOUT_S, peer=each.peer_id, expert=number
-                )
+                slow_P = taken(Path(fetched(home, part, size, each.peer_id)["path"]))
             except ControlFailed as error:
                 each.check = f"not checked: {error}"
                 continue
-            path = Path(reply["path"])
-            slow_P: Float32Vector = np.fromfile(path, "<f4")
-            path.unlink()
             compute = weights_on_blocks(home, spec, number, slow_P)
             context = spec.model.context_length
             each.believed, each.check = verdict_on(each, stamp_of(slow_P), compute, context)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,10 +46,7 @@ from protocol.run.layout import Layout, part_of_stage, stage_layouts, stage_of_p
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.progress import TaskProgress, Tell, nobody
 
-from .client import spec_of, told
-
-STATE_TIMEOUT_S: Final = 3700.0
-"""How long the daemon may take to write a state, or to fetch one on a slow line."""
+from .client import SLOW_S, spec_of, told
 
 
 # --- export ---------------------------------------------------------------------------------------
@@ -72,7 +69,7 @@ def export_checkpoint(home: Home, directory: Path, without: Collection[int] = fr
     with shown("exporting") as tell:
         tell(TaskProgress("the daemon writes its state"))
         try:
-            written = told(home, "write_state", STATE_TIMEOUT_S)
+            written = told(home, "write_state", SLOW_S)
         except (NoDaemon, NotNow) as error:
             tell(TaskProgress("checking the newest checkpoint"))
             _export_kept(home, directory, error)
@@ -112,7 +109,8 @@ def export_state(
                             f"fetching stage {stage}", stage, spec.pipeline.stages, "stages"
                         )
                     )
-                    values = taken(Path(fetched(home, part_of_stage(stage), part)["path"]))
+                    size, name = part.padded_parameters, part_of_stage(stage)
+                    values = taken(Path(fetched(home, name, size)["path"]))
                 _place(weights_P, layout, values, part)
     except (ValueError, OSError) as error:
         raise ExportFailed(f"cannot export: {error}") from error
@@ -120,10 +118,12 @@ def export_state(
     export_weights(home, spec, weights_P, directory, written.get("round"), written.get("tokens"))
 
 
-def fetched(home: Home, part: str, layout: Layout) -> dict[str, Any]:
+def fetched(
+    home: Home, part: str, padded_parameters: int, peer_id: str | None = None
+) -> dict[str, Any]:
     """The daemon's word of a part's weights that it has fetched; for their `path`, `taken`."""
-    wanted = {"part": part, "padded_parameters": layout.padded_parameters}
-    return told(home, "fetch_part", STATE_TIMEOUT_S, **wanted)
+    wanted = {"part": part, "padded_parameters": padded_parameters, "peer": peer_id}
+    return told(home, "fetch_weights", SLOW_S, **wanted)
 
 
 def taken(path: Path) -> Float32Vector:
@@ -297,7 +297,7 @@ def export_swarm(home: Home, directory: Path) -> None:
     """Print the loss of each peer that can be reached and of the mean, and write the mean."""
     with shown("exporting") as tell:
         tell(TaskProgress("the daemon writes its state"))
-        written = told(home, "write_state", STATE_TIMEOUT_S)
+        written = told(home, "write_state", SLOW_S)
         if stage_of_part(written["part"]) is not None:
             raise ExportFailed("peers of this run hold stages; leave --swarm out")
         spec = spec_of(home)
@@ -335,12 +335,11 @@ def _given(
     for number, peer_id in enumerate(others):
         tell(TaskProgress("fetching and measuring weights", number, len(others), "peers"))
         try:
-            reply = told(home, "fetch_weights", STATE_TIMEOUT_S, peer=peer_id)
+            reply = fetched(home, written["part"], layout.padded_parameters, peer_id)
         except ControlFailed as error:
             print(f"{short_id(peer_id):<9}{'-':>9}  left out: {error}")
             continue
-        slow_P = taken(Path(reply["path"]))[: layout.padded_parameters]
-        yield given(peer_id, reply["step"], slow_P)
+        yield given(peer_id, reply["step"], taken(Path(reply["path"])))
 
 
 def mean_of(

@@ -22,7 +22,7 @@ from peer.options.config import ConfigError
 from peer.process.bottom_line import shown
 from peer.state.ensemble_reader import ExpertEnsemble
 from peer.state.export_folder import write_ensemble
-from peer.state.home import Home, HomeError
+from peer.state.home import Home
 from peer.state.moe import Domain, NoMixture, compared, merged
 from peer.training.corpus.folder import kept_corpus, open_corpus
 from peer.training.corpus.tokenizer import ByteTokenizer, FileTokenizer
@@ -33,9 +33,8 @@ from protocol.run.layout import part_of_expert
 from protocol.run.run_spec import NONE, RunSpec
 from protocol.schedule.progress import TaskProgress, Tell
 
-from .client import told
+from .client import SLOW_S, run_of, told
 from .export import (
-    STATE_TIMEOUT_S,
     ExportFailed,
     export_checkpoint,
     export_swarm,
@@ -173,20 +172,12 @@ def _said_of(
 ) -> dict[int, list[float]]:
     """Log-probabilities of the prompt's tokens, by the numbers of the experts."""
     parts, last = {part_of_expert(number): number for number in numbers}, tokens[-SCORED_TOKENS:]
-    reply = told(home, "score_text", STATE_TIMEOUT_S, parts=[*parts], tokens=last)
+    reply = told(home, "score_text", SLOW_S, parts=[*parts], tokens=last)
     for part, reason in reply["failed"].items():
         name = run.experts[parts[part]].name
         print(f"{name} is left out: {reason}", file=sys.stderr, flush=True)
     said = reply["log_probs"]
     return {number: said[part] for part, number in parts.items() if part in said}
-
-
-def run_of(home: Home) -> RunSpec:
-    """The whole run of this home. Raises HomeError: it belongs to none."""
-    signed = home.run()
-    if signed is None:
-        raise HomeError(f"{home.root} belongs to no run yet: there is no model")
-    return signed.spec()
 
 
 def numbers_of(run: RunSpec, names: Collection[str] | None) -> list[int]:
@@ -249,7 +240,7 @@ def _own_state(home: Home, tell: Tell) -> tuple[dict[str, Any], NoDaemon | NotNo
     """The daemon's reply of where its state is; or why it gives none."""
     tell(TaskProgress("the daemon writes its state"))
     try:
-        return told(home, "write_state", STATE_TIMEOUT_S), None
+        return told(home, "write_state", SLOW_S), None
     except (NoDaemon, NotNow) as error:
         return {}, error
 
@@ -266,7 +257,7 @@ def _found(
         return FoundExpert(
             number, lambda: slow_weights_in(path, layout), own["round"], own["tokens"]
         )
-    reply = fetched(home, part, layout)
+    reply = fetched(home, part, layout.padded_parameters)
     path = Path(reply["path"])
     gone.callback(path.unlink, missing_ok=True)
     return FoundExpert(number, lambda: taken(path), reply["round"], reply["tokens"])

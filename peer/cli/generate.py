@@ -16,7 +16,7 @@ from peer.process.bottom_line import shown
 from peer.state.export_folder import holds_experts, stages_of_export
 from protocol.run.layout import DATA_STAGE
 
-from .client import check_exportable, home_of, spec_of
+from .client import check_exportable, home_of, run_of
 
 Draw = tuple[int | None, float, float, int]
 """Fields of `Sampling`, which stands behind torch."""
@@ -37,12 +37,12 @@ def write_text(
         _write(export, without, prompt, draw)
         return
     home = home_of(given_home)
-    check_left_out(without, spec_of(home).pipeline.stages)
+    run = run_of(home)
+    check_left_out(without, run.pipeline.stages)
     check_exportable(home)
     from .export import export_checkpoint, folder_in
-    from .export_experts import export_experts, run_of, suited
+    from .export_experts import export_experts, suited
 
-    run = run_of(home)
     with folder_in(home) as folder:
         if run.experts:
             export_experts(home, folder / "hf", suited(home, run, prompt))

@@ -172,7 +172,6 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Keys that differ from the run spec's defaults, by preset."""
 ALL_PRESETS: Final = {**PRESETS, **TUNING}
-TUNED: Final = " or ".join(TUNING)
 UNTRIED: Final = frozenset({"125m", "1b"})
 """Presets with sizes and rates from the literature, which nobody has trained to the end."""
 
@@ -285,7 +284,7 @@ def check_source(data: str) -> None:
         )
 
 
-def checked_spec(
+def preset_spec(
     preset: str = "demo",
     method: str = METHODS[0],
     optimizer: str | None = None,
@@ -297,6 +296,8 @@ def checked_spec(
 ) -> RunSpec:
     """The run spec of a preset; `model` is the checkpoint that it goes on from.
 
+    Peers choose how often they average, where the way lets them; holders of stages do not.
+
     Raises:
         ConfigError: a name is unknown, there are more stages than layers, or no checkpoint is named
             where one is needed.
@@ -306,42 +307,12 @@ def checked_spec(
     for (kind, name), known in zip(asked.items(), (METHODS, OPTIMIZERS, ALL_PRESETS), strict=True):
         if name not in known:
             raise ConfigError(f"unknown {kind} '{name}': use {' or '.join(known)}")
-    if (model is None) is (preset in TUNING):
-        what = (
-            f"--preset {preset} needs --model, the checkpoint to go on from: a folder, or a name on"
-            " the hub"
-        )
-        raise ConfigError(what if model is None else f"--model is for --preset {TUNED}")
-    if preset in TUNING and (stages > 1 or experts):
-        raise ConfigError(f"--preset {preset} trains one whole model: no --stages and no --experts")
-    if preset in PRESETS and stages > (layers := _layers_of(preset)):
-        raise ConfigError(f"--stages {stages}: '{preset}' has {layers} layers, one for a stage")
+    _check_tuning(preset, model, whole=stages == 1 and not experts)
     if data is not None:
         check_source(data)
-    spec = preset_spec(preset, method, optimizer, stages, data, seed, experts, model)
-    check_stages(spec)
-    return spec
-
-
-def _layers_of(preset: str) -> int:
-    return RunSpec.model_validate(PRESETS[preset]).model.num_layers
-
-
-def preset_spec(
-    preset: str,
-    method: str = METHODS[0],
-    optimizer: str | None = None,
-    stages: int = 1,
-    data: str | None = None,
-    seed: int = 0,
-    experts: Sequence[str] = (),
-    model: str | None = None,
-) -> RunSpec:
-    """Peers choose how often they average, where the way lets them; holders of stages do not.
-
-    Raises InvalidRunSpec: the names of the experts cannot be.
-    """
     tree = ALL_PRESETS[preset]
+    if preset in PRESETS and stages > (layers := validated(tree).model.num_layers):
+        raise ConfigError(f"--stages {stages}: '{preset}' has {layers} layers, one for a stage")
     inner = {"name": OPTIMIZERS[0], **tree["optimizer"]}
     inner["name"] = optimizer or inner["name"]
     if inner["name"] == "muon":
@@ -359,7 +330,22 @@ def preset_spec(
         named = str(here.absolute()) if here.exists() else model
         whole["model"] = {**tree["model"], "init_from": named}
     spec = validated(whole)
-    return validated(_with_experts(whole, experts, spec.total_rounds // 2)) if experts else spec
+    if experts:
+        spec = validated(_with_experts(whole, experts, spec.total_rounds // 2))
+    check_stages(spec)
+    return spec
+
+
+def _check_tuning(preset: str, model: str | None, *, whole: bool) -> None:
+    if preset in TUNING and model is None:
+        raise ConfigError(
+            f"--preset {preset} needs --model, the checkpoint to go on from: a folder, or a name on"
+            " the hub"
+        )
+    if preset not in TUNING and model is not None:
+        raise ConfigError(f"--model is for --preset {' or '.join(TUNING)}")
+    if preset in TUNING and not whole:
+        raise ConfigError(f"--preset {preset} trains one whole model: no --stages and no --experts")
 
 
 def _with_experts(tree: dict[str, Any], names: Sequence[str], branch_round: int) -> dict[str, Any]:
@@ -372,10 +358,8 @@ def _with_experts(tree: dict[str, Any], names: Sequence[str], branch_round: int)
     return {**tree, "experts": [{"name": GENERALIST}, *others], "ensemble": apart}
 
 
-def preset_toml(
-    preset: str, method: str = METHODS[0], optimizer: str | None = None, stages: int = 1
-) -> str:
-    return toml_of(preset_spec(preset, method, optimizer, stages), preset)
+def preset_toml(preset: str, *given: Any, **more: Any) -> str:
+    return toml_of(preset_spec(preset, *given, **more), preset)
 
 
 def toml_of(spec: RunSpec, preset: str) -> str:

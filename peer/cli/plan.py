@@ -17,7 +17,7 @@ from rich.table import Table
 
 from peer.options.config import ConfigError, read_text, refuse_experts
 from peer.process.bottom_line import shown
-from protocol.names import size_text
+from protocol.names import LISTED, size_text
 from protocol.pipeline.pipelines import Estimate, replicas_of
 from protocol.pipeline.question import (
     BOUNDARY_CODECS,
@@ -46,7 +46,6 @@ from .options import PlanOptions, read_spec
 MAX_TABLE_BYTES: Final = 8 << 20
 USUAL_STAGES: Final = 4
 """Where the run spec has no pipeline."""
-MOST_NAMED: Final = 8
 SMALL_PARAMETERS: Final = 100_000_000
 """Below this a step mostly waits for small pieces of work, on any card."""
 WAYS: Final = {
@@ -241,8 +240,8 @@ def _tokens(number: int) -> str:
 
 
 def _named(names: list[str]) -> str:
-    more = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - LISTED
+    return ", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, ClassVar, Final, Self
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -23,7 +22,11 @@ from peer.observe.experts import matrix_lines
 from peer.observe.history import SAMPLE_EVERY_S
 from peer.observe.status import (
     Status,
+    columns_table,
     cost_line,
+    loss_text,
+    number_text,
+    pairs_table,
     pipeline_lines,
     progress_line,
     reach_line,
@@ -93,15 +96,8 @@ def _curve_of(title: str, values: Sequence[float | None], digits: int) -> Render
     return Group(Text(said, style="bold"), Text(bars, style="cyan", no_wrap=True))
 
 
-def _pairs(rows: Sequence[tuple[str, str]]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for name, value in rows:
-        table.add_row(Text(name, style="bold"), Text(printable(value), overflow="fold"))
-    return table
-
-
-def _columns(*names: str) -> Table:
-    return Table(*names, box=None, header_style="bold", padding=(0, 2, 0, 0))
+def _rows(rows: Sequence[tuple[str, str]]) -> RenderableType:
+    return pairs_table((name, printable(value)) for name, value in rows)
 
 
 def _bar(share: float, width: int) -> str:
@@ -119,24 +115,16 @@ def _seconds(value: float | None) -> str:
     return f"{1e3 * value:.1f} ms" if value < 1 else f"{value:.1f} s"
 
 
-def _loss(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
-
-
-def _count(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
-
-
 # --- sections -------------------------------------------------------------------------------------
 
 
 def swarm(seen: Shown) -> RenderableType:
     status, history = seen.status, seen.history
-    table = _columns("peer", "state", "step", "held-out loss")
+    table = columns_table("peer", "state", "step", "held-out loss")
     own = (f"{short_id(status.peer_id)} (this one)", str(status.state), status.step)
     others = [(short_id(p.peer_id), str(p.state), p.step, p.validation_loss) for p in status.peers]
     for name, state, step, loss in [(*own, status.validation_loss), *others]:
-        table.add_row(name, _text(state), _count(step), _loss(loss))
+        table.add_row(name, _text(state), number_text(step), loss_text(loss))
     curve_of_all = _curve_of("held-out loss, mean of all", history["peers_loss"], 4)
     if status.matrix is None:
         return Group(curve_of_all, table)
@@ -145,9 +133,10 @@ def swarm(seen: Shown) -> RenderableType:
 
 def this_peer(seen: Shown) -> RenderableType:
     status, history = seen.status, seen.history
+    trained, held_out = map(loss_text, (status.train_loss, status.validation_loss))
     facts = [
-        ("loss", f"train {_loss(status.train_loss)}  held out {_loss(status.validation_loss)}"),
-        ("tokens", _count(status.tokens)),
+        ("loss", f"train {trained}  held out {held_out}"),
+        ("tokens", number_text(status.tokens)),
         ("up for", duration(status.up_s or 0)),
         ("cost", cost_line(status) or "- (start it with --price-per-hour)"),
         ("codec", status.codec or "-"),
@@ -155,12 +144,12 @@ def this_peer(seen: Shown) -> RenderableType:
         ("address", status.address or "-"),
         ("page", status.page or "-"),
     ]
-    return Group(_curve_of("tokens/s of this peer", history["tokens_per_s"], 0), _pairs(facts))
+    return Group(_curve_of("tokens/s of this peer", history["tokens_per_s"], 0), _rows(facts))
 
 
 def links(seen: Shown) -> RenderableType:
     status, history = seen.status, seen.history
-    table = _columns("peer", "round trip", "exchange took", "averaged with us")
+    table = columns_table("peer", "round trip", "exchange took", "averaged with us")
     most = max((peer.averages for peer in status.peers), default=0) or 1
     for peer in status.peers:
         bar = f"{peer.averages:>6,}  {BLOCKS[8] * round(24 * peer.averages / most)}"
@@ -193,18 +182,18 @@ SPENT: Final = {
 def rounds(seen: Shown) -> RenderableType:
     status = seen.status
     outcomes, up_s = status.outcomes, status.up_s or 1.0
-    table = _columns("outcome", "rounds")
-    table.add_row("averaged", _count(outcomes.averaged))
+    table = columns_table("outcome", "rounds")
+    table.add_row("averaged", number_text(outcomes.averaged))
     for reason, count in outcomes.skipped.items():
-        table.add_row(f"skipped: {reason}", _count(count))
-    spent = _columns("time went into", "", "share of the time since the start")
+        table.add_row(f"skipped: {reason}", number_text(count))
+    spent = columns_table("time went into", "", "share of the time since the start")
     for what, seconds in status.seconds.items():
         part = min(1.0, seconds / up_s)
         if seconds:
             bar = f"{part:>4.0%}  {BLOCKS[8] * round(24 * part)}"
             spent.add_row(SPENT.get(what, what), duration(seconds), bar)
     return Group(
-        Text(f"round {_count(status.round)}: {rounds_line(outcomes)}\n"),
+        Text(f"round {number_text(status.round)}: {rounds_line(outcomes)}\n"),
         table,
         Text(""),
         spent,
@@ -218,7 +207,7 @@ def stages(seen: Shown) -> RenderableType:
         return Text("This peer holds the whole model; a run has stages with --stages.")
     counted = ", ".join(f"{what} {n:,}" for what, n in status.microbatches.items() if n)
     rows = [("holds", status.part or "-"), ("microbatches", counted or "none")]
-    return _pairs([*rows, *pipeline_lines(status.pipeline)])
+    return _rows([*rows, *pipeline_lines(status.pipeline)])
 
 
 def log(seen: Shown) -> RenderableType:

@@ -21,13 +21,14 @@ from peer.options.values import parse_host_port
 from peer.runtime import Address, PeerId
 from protocol.address.multiaddr import split_peer_id
 from protocol.errors import LocoError, Refused, StreamLost
+from protocol.limits import ANSWER_S
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Hello
 
 from .links import Links
 from .ports import Ports
-from .report import REPEAT_S
-from .sources import is_final
+from .report import LOOK_S, REPEAT_S
+from .sources import SOURCE_PAUSE_S, is_final
 
 
 async def resolve_bootstrap(text: str) -> tuple[PeerId, Sequence[Address]]:
@@ -40,9 +41,6 @@ async def resolve_bootstrap(text: str) -> tuple[PeerId, Sequence[Address]]:
     return await read_peer_id(where.host, where.port), (where.multiaddr(),)
 
 
-REPORT_EVERY_S: Final = 1.0
-FIRST_PAUSE_S: Final = 0.5
-MAX_PAUSE_S: Final = 10.0
 ATTEMPT_S: Final = 20.0
 
 Resolve = Callable[[str], Awaitable[tuple[PeerId, Sequence[Address]]]]
@@ -57,7 +55,7 @@ class Bootstrap:
         ports: Ports,
         links: Links,
         addresses: Sequence[str],
-        report_every_s: float = REPORT_EVERY_S,
+        report_every_s: float = LOOK_S,
         resolve: Resolve = resolve_bootstrap,
     ) -> None:
         self._ports = ports
@@ -89,7 +87,7 @@ class Bootstrap:
         return self._found
 
     async def _try(self, address: str, done: trio.CancelScope) -> None:
-        pause_s = FIRST_PAUSE_S
+        pause_s = SOURCE_PAUSE_S
         while True:
             try:
                 with trio.fail_after(ATTEMPT_S):
@@ -112,7 +110,7 @@ class Bootstrap:
                 self._found = (peer_id, hello)
                 done.cancel()
             await trio.sleep(pause_s)
-            pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+            pause_s = min(ANSWER_S, 2 * pause_s)
 
     async def _dial(self, peer_id: PeerId, addresses: Sequence[Address]) -> Hello:
         """Where p2pd does not try, since it has failed there before, find out why."""

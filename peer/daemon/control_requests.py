@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 import trio
 
-from peer.content.fetching import ExpectedState, fetch_from, whole_state
-from peer.facts import Facts, HeldPart, PartShape, PeerState
+from peer.content.fetching import fetch_from
+from peer.facts import Facts, HeldPart, PeerState
 from peer.network.identity import SEED_BYTES
 from peer.observe.control import Handler, NotNow
 from peer.rounds.pause import Pause, PauseRefused
@@ -26,6 +26,7 @@ from protocol.admission.statements import Verdict
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.group import Group
 from protocol.membership.view import TRAINING, View
+from protocol.names import LISTED
 from protocol.run.amendments import (
     MODE,
     TOTAL_STEPS,
@@ -37,20 +38,16 @@ from protocol.run.amendments import (
     new_peers,
     value_of,
 )
-from protocol.run.layout import part_of_expert
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.rounds import middle
 
-from .expert_requests import expert_claims
+from .expert_requests import expert_claims, scores_of
 from .experts import ExpertCompany
 from .parts import PeerParts
 from .peer import Peer
 from .ports import Ports
 from .report import join_address
-from .scoring import scores_of
-from .sources import FETCH_WEIGHTS_S, weights_of
-
-MAX_NAMED: Final = 8
+from .sources import FETCH_WEIGHTS_S, Weights, weights_from, weights_of
 
 
 class ControlRequests:
@@ -66,7 +63,6 @@ class ControlRequests:
             "snapshot": self.snapshot,
             "leave": self.leave,
             "write_state": self.write_state,
-            "fetch_part": self.fetch_part,
             "score_text": self.score_text,
             "holders": self.holders,
             "fetch_weights": self.fetch_weights,
@@ -91,37 +87,40 @@ class ControlRequests:
 
     async def write_state(self, _: dict[str, Any]) -> dict[str, Any]:
         """Raises NotNow: there is no state yet."""
-        service = self._peer.service
-        written = None if service is None else await service.write()
+        training = self._peer.training
+        written = None if training is None else await training.service.write()
         if written is None:
             raise NotNow("there is no state yet; try again when this peer is training")
         path, manifest = written
         scalars, part = manifest.scalars, self._held().group.part
         return {"path": str(path), "part": part, "round": scalars.round, "tokens": scalars.tokens}
 
-    async def fetch_part(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Write the slow weights of a stage, or of an expert, that other peers hold to a file.
+    async def fetch_weights(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Write the slow weights of a part of the model to a file, fp32 values alone.
+
+        Args:
+            wanted: the `part`, its `padded_parameters`, and the `peer`, where not any will do.
 
         Raises LocoError.
         """
-        parts, part = self._peer.parts, wanted["part"]
-        assert parts.facts.run_id is not None
-        named = part.replace("/", " ")
-        view = View(parts.roster, Group(parts.facts.run_id, part).digest)
-        if not view.alive(trio.current_time()):
-            raise LocoError(f"no peer that we see holds {named}; try again when one does")
-        given = await weights_of(parts.sources, view, wanted["padded_parameters"])
-        if given is None:
-            raise LocoError(f"nobody gave the weights of {named} within {FETCH_WEIGHTS_S:.0f} s")
+        parts, part, size = self._peer.parts, wanted["part"], wanted["padded_parameters"]
+        view = View(parts.roster, Group(self._held().group.run_id, part).digest)
+        if (peer_id := wanted.get("peer")) is None:
+            given = await _weights_of_any(parts, view, part.replace("/", " "), size)
+        else:
+            async with fetch_from(parts.network, peer_id) as fetcher:
+                given = await weights_from(fetcher, view.group, size)
         _, slow_P, told = given
         path = self._peer.settings.state_dir / f"{part.replace('/', '-')}.f32"
         await parts.work.run(slow_P.tofile, path)
-        return {"path": str(path), "round": told.round, "tokens": told.tokens}
+        return {"path": str(path), "step": told.step, "round": told.round, "tokens": told.tokens}
 
     async def score_text(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """Log-probabilities of a text's tokens but the first, by experts, named by their parts."""
         parts, tokens = self._peer.parts, np.array(wanted["tokens"], np.uint32)
-        scores = await scores_of(parts, self._held(), wanted["parts"], tokens, self._peer.score)
+        held, training = self._held(), self._peer.training
+        own = None if training is None else training.score
+        scores = await scores_of(parts, held, wanted["parts"], tokens, own)
         told = {part: each.tolist() for part, each in scores.items() if not isinstance(each, str)}
         failed = {part: each for part, each in scores.items() if isinstance(each, str)}
         return {"log_probs": told, "failed": failed}
@@ -130,28 +129,11 @@ class ControlRequests:
         alive = self._held().view.alive(trio.current_time())
         return {"peers": [member.peer_id for member in alive]}
 
-    async def fetch_weights(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Write the slow weights of a peer to a file, fp32 values alone. Raises LocoError.
-
-        Args:
-            wanted: `peer`, and the number of its `expert` where it holds another part than ours.
-        """
-        parts, held = self._peer.parts, self._held()
-        group, shape = held.group, held.shape
-        if (number := wanted.get("expert")) is not None and parts.facts.several is not None:
-            group = Group(group.run_id, part_of_expert(number))
-            shape = PartShape.of_whole_model(parts.facts.several.of_expert(number))
-        expected = ExpectedState(group.digest, layout_digest=shape.layout_digest)
-        slow_P, momentum_P = np.zeros((2, shape.padded_parameters), np.float32)
-        async with fetch_from(parts.network, wanted["peer"]) as fetcher:
-            state = await whole_state(fetcher, expected, slow_P, momentum_P)
-        path = self._peer.settings.state_dir / "others-weights.f32"
-        await parts.work.run(slow_P.tofile, path)
-        return {"path": str(path), "step": state.step}
-
     async def expert_claims(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """Claims of a peer of an expert on all domains. Raises LocoError."""
-        return await expert_claims(self._peer.parts, self._peer.domains, wanted["expert"])
+        training = self._peer.training
+        domains = None if training is None else training.domains
+        return await expert_claims(self._peer.parts, domains, wanted["expert"])
 
     async def keep_together(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """Show these losses of the ensemble, by domain, in `status`."""
@@ -161,22 +143,23 @@ class ControlRequests:
 
     def _held(self) -> HeldPart:
         held = self._peer.parts.facts.held
-        if held is None or self._peer.service is None:
+        if held is None or self._peer.training is None:
             raise LocoError("there is no state yet; try again when this peer is training")
         return held
 
     async def pause(self, _: dict[str, Any]) -> dict[str, Any]:
-        self._training().begin()
+        self._pause().begin()
         return {}
 
     async def resume(self, _: dict[str, Any]) -> dict[str, Any]:
-        self._training().end()
+        self._pause().end()
         return {}
 
-    def _training(self) -> Pause:
-        if self._peer.rounds is None:
+    def _pause(self) -> Pause:
+        training = self._peer.training
+        if training is None or training.rounds is None:
             raise PauseRefused("this peer does not train yet; try again when it does")
-        return self._peer.rounds.pause
+        return training.rounds.pause
 
     async def invite(self, wanted: dict[str, Any]) -> dict[str, Any]:
         parts, seed = self._peer.parts, self._entropy.token_bytes(SEED_BYTES)
@@ -199,6 +182,16 @@ class ControlRequests:
         return frozenset(members | parts.admission.known_peers | {parts.facts.peer_id})
 
 
+async def _weights_of_any(parts: PeerParts, view: View, named: str, size: int) -> Weights:
+    """Raises LocoError: nobody gives them."""
+    if not view.alive(trio.current_time()):
+        raise LocoError(f"no peer that we see holds {named}; try again when one does")
+    given = await weights_of(parts.sources, view, size)
+    if given is None:
+        raise LocoError(f"nobody gave the weights of {named} within {FETCH_WEIGHTS_S:.0f} s")
+    return given
+
+
 def named_peer(text: str, known: Collection[PeerId]) -> PeerId:
     """The peer that a user means: a whole id, or the end of the one known id that ends so.
 
@@ -219,7 +212,7 @@ def named_peer(text: str, known: Collection[PeerId]) -> PeerId:
             f"no peer is known here whose id ends in {text}; `loco-peer status --verbose` shows"
             " whole ids, and a whole id is taken of peers that are not here, too"
         )
-    named = ", ".join(meant[:MAX_NAMED])
+    named = ", ".join(meant[:LISTED])
     raise LocoError(f"{len(meant)} peers have ids that end in {text}; give more of one: {named}")
 
 

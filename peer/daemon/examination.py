@@ -30,6 +30,7 @@ from protocol.address.multiaddr import split_peer_id
 from protocol.admission.statements import Token
 from protocol.content.manifest import CorpusManifest, parse_manifest
 from protocol.errors import LocoError, Refused, RemoteProtocolError, StreamLost
+from protocol.limits import ANSWER_S
 from protocol.membership.dial_back import DialBacks, NatKind, Reach, host_and_port
 from protocol.wire.messages import Hello, Leaving, PeerList, Whereabouts
 from protocol.wire.versions import HELLO, SPOKEN
@@ -40,8 +41,6 @@ from .outside import ask_seen, say_where, to_try
 
 FETCH_S: Final = 30.0
 """For a piece that measures a line; as long again for what is asked before it."""
-TELLING_S: Final = 10.0
-"""A stream that ends sooner says nothing of its line: perhaps the peer went."""
 MIN_MEASURED_BYTES: Final = 256 * 1024
 """A smaller piece takes as long as a round trip, and tells nothing of the line."""
 OTHERS: Final = 2
@@ -261,7 +260,8 @@ async def _timed_rate(fetcher: Fetcher, manifest: CorpusManifest, piece: int) ->
         await fetcher.piece(manifest, piece)
         whole = True
     took_s = max(1e-6, trio.current_time() - began_s)
-    return LineRate(size / took_s, at_most=not whole) if whole or took_s >= TELLING_S else None
+    # A stream that ends sooner says nothing of its line: perhaps the peer went.
+    return LineRate(size / took_s, at_most=not whole) if whole or took_s >= ANSWER_S else None
 
 
 async def _corpus(fetcher: Fetcher, digest: str | None) -> CorpusManifest:

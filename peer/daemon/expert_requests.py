@@ -1,15 +1,23 @@
-"""Claims of one peer of each expert on all domains, for `loco-peer eval`."""
+"""What commands of this home ask of the peers of experts: claims on domains, and scores of a text.
+
+One peer of an expert after another is asked, until one can answer. What a peer says of a text
+decides only whose weights are fetched: these are weighed again by what they say themselves, so a
+liar gains no more than a place among the few that are mixed.
+"""
 
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
+import numpy.typing as npt
 import trio
 
-from peer.experts.conversation import ask_expert, log_probs_of
+from peer.experts.conversation import Score, ask_expert, log_probs_of, score_of
+from peer.facts import HeldPart
 from peer.network.conversation import Conversation
 from peer.observe.control import NotNow
-from peer.rounds.domains import HeldOutBlocks, MeasuredDomains, ToldLogProbs
+from peer.rounds.domains import MeasuredDomains, ToldLogProbs
 from peer.runtime import PeerId
 from protocol.errors import LocoError, Refused
 from protocol.membership.group import Group
@@ -18,15 +26,65 @@ from protocol.outcomes import RefusalReason
 from protocol.run.layout import part_of_expert
 
 from .ports import Ports
+from .sources import TRIES_FOR_ONE, in_order
 
-Claims = Mapping[int, ToldLogProbs]
-"""Claims of a peer, by the number of the domain."""
+T = TypeVar("T")
+LogProbs = npt.NDArray[Any]
 
 
+async def answer_of(
+    ports: Ports, group: Group, ask: Callable[[Conversation], Awaitable[T]]
+) -> tuple[PeerId, T]:
+    """The first answer, and whose it is. Raises LocoError: why the last could not tell."""
+    peers = in_order(View(ports.roster, group.digest), ports.facts.peer_id, None)
+    error = LocoError(f"no peer that we see holds {group.part.replace('/', ' ')}")
+    for peer_id in peers[:TRIES_FOR_ONE]:
+        try:
+            async with await ask_expert(ports.network, peer_id) as talk:
+                return peer_id, await ask(talk)
+        except LocoError as failed:
+            error = failed
+    raise error
+
+
+# --- scores ---------------------------------------------------------------------------------------
+async def scores_of(
+    ports: Ports, held: HeldPart, parts: Sequence[str], tokens: LogProbs, own: Score | None
+) -> dict[str, LogProbs | str]:
+    """Log-probabilities of the tokens but the first, by each part; or why nobody tells them."""
+    found = dict[str, LogProbs | str]()
+
+    async def ask(part: str) -> None:
+        group = Group(held.group.run_id, part)
+        try:
+            if group == held.group:
+                found[part] = await _own(own, tokens)
+            else:
+                _, told = await answer_of(
+                    ports, group, partial(score_of, group=group.digest, tokens=tokens)
+                )
+                found[part] = told.log_probs
+        except LocoError as error:
+            found[part] = str(error)
+
+    async with trio.open_nursery() as nursery:
+        for part in parts:
+            nursery.start_soon(ask, part)
+    return found
+
+
+async def _own(own: Score | None, tokens: LogProbs) -> LogProbs:
+    told = None if own is None else await own(tokens)
+    if told is None:
+        raise LocoError("this peer has no trainer that can tell now")
+    return told.log_probs
+
+
+# --- claims ---------------------------------------------------------------------------------------
 async def expert_claims(
     ports: Ports, domains: MeasuredDomains | None, number: int
 ) -> dict[str, Any]:
-    """Claims on all domains that are here, of the first peer of an expert that can tell.
+    """Claims on all domains that are here, of a peer of an expert that can tell.
 
     Raises NotNow: we do not train yet. LocoError: no peer of the expert told anything; why.
     """
@@ -35,49 +93,34 @@ async def expert_claims(
         raise NotNow("this peer does not train yet; try again when it does")
     if number == domains.own:
         told = {each.number: domains.told.get(each.digest) for each in domains.in_turn}
-        return _reply(facts.peer_id, told.items(), own=True)
-    group, whys = Group(facts.run_id, part_of_expert(number)).digest, list[str]()
-    for member in View(ports.roster, group).alive(trio.current_time()):
-        try:
-            claims = await _claims_of(ports, member.peer_id, group, domains.in_turn)
-        except LocoError as error:
-            whys.append(str(error))
-            continue
-        if claims:
-            return _reply(member.peer_id, claims.items(), own=False)
-        whys.append(f"{member.peer_id} has measured no domain yet")
-    raise LocoError(whys[0] if whys else "no peer that we see trains it")
+        return _reply(facts.peer_id, told, own=True)
+    group = Group(facts.run_id, part_of_expert(number))
 
+    async def ask(talk: Conversation) -> dict[int, ToldLogProbs | None]:
+        found = dict[int, ToldLogProbs | None]()
+        for domain in domains.in_turn:
+            try:
+                found[domain.number] = await log_probs_of(
+                    talk, group.digest, domain.digest, domain.claims
+                )
+            except Refused as refused:
+                if refused.reason is not RefusalReason.UNAVAILABLE:
+                    raise
+        if not found:
+            raise LocoError(f"{talk.remote_peer_id} has measured no domain yet")
+        return found
 
-async def _claims_of(
-    ports: Ports, peer_id: PeerId, group: str, domains: Iterable[HeldOutBlocks]
-) -> Claims:
-    """Those of a peer, of the domains that it has measured. Raises LocoError."""
-    claims = dict[int, ToldLogProbs]()
-    async with await ask_expert(ports.network, peer_id) as talk:
-        for domain in domains:
-            claims.update(await _claim_of(talk, group, domain))
-    return claims
-
-
-async def _claim_of(talk: Conversation, group: str, domain: HeldOutBlocks) -> Claims:
-    try:
-        told = await log_probs_of(talk, group, domain.digest, domain.claims)
-    except Refused as refused:
-        if refused.reason is not RefusalReason.UNAVAILABLE:
-            raise
-        return {}
-    return {domain.number: told}
+    peer_id, claims = await answer_of(ports, group, ask)
+    return _reply(peer_id, claims, own=False)
 
 
 def _reply(
-    peer_id: PeerId, claims: Iterable[tuple[int, ToldLogProbs | None]], *, own: bool
+    peer_id: PeerId, claims: Mapping[int, ToldLogProbs | None], *, own: bool
 ) -> dict[str, Any]:
-    return {"peer": peer_id, "own": own, "claims": dict(_as_json(claims))}
+    told = {str(number): _as_json(each) for number, each in claims.items() if each is not None}
+    return {"peer": peer_id, "own": own, "claims": told}
 
 
-def _as_json(claims: Iterable[tuple[int, ToldLogProbs | None]]) -> Iterator[tuple[str, Any]]:
-    for number, told in claims:
-        if told is not None:
-            values = b64encode(told.log_probs.astype("<f4").tobytes()).decode()
-            yield str(number), {"stamp": told.stamp, "step": told.step, "log_probs": values}
+def _as_json(told: ToldLogProbs) -> dict[str, Any]:
+    values = b64encode(told.log_probs.astype("<f4").tobytes()).decode()
+    return {"stamp": told.stamp, "step": told.step, "log_probs": values}

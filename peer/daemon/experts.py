@@ -28,11 +28,12 @@ from peer.process.rejoin import JoinAgain
 from peer.runtime import PeerId
 from protocol.membership.group import Group
 from protocol.membership.view import Member, Roster, View, heeded
-from protocol.run.assignment import EMPTY_S, ExpertBalance, Hand, placed, turn_of
+from protocol.run.assignment import EMPTY_S, Balance, Hand, expert_need, placed, turn_of
 from protocol.run.layout import expert_of_part, part_of_expert
 from protocol.run.needs import flops_per_token
 from protocol.schedule.rounds import LARGEST_RATIO, middle
 
+from .greeting import BEAT_S
 from .ports import Ports
 
 GENERALIST: Final = 0
@@ -252,9 +253,6 @@ def _goes_before(peer_id: PeerId, own_id: PeerId, beside: Collection[PeerId]) ->
 
 
 # --- moves ----------------------------------------------------------------------------------------
-LOOK_EVERY_S: Final = 1.0
-
-
 class ExpertWatch:
     """Watches the experts while we train one: which stand, and whether another needs us more.
 
@@ -268,7 +266,7 @@ class ExpertWatch:
         self._company = ExpertCompany(ports.roster, ports.facts)
         self._fits = ports.facts.fits
         self._pinned = pinned
-        self._balance = ExpertBalance(ports.facts.peer_id)
+        self._balance = Balance(ports.facts.peer_id)
         self._is_before_branch = False
         self._stood: Sequence[int] = ()
         self._trained = frozenset[int]()
@@ -276,7 +274,7 @@ class ExpertWatch:
     async def until_needed(self) -> JoinAgain:
         """Returns what a new process is to do, when there is something."""
         while True:
-            await trio.sleep(LOOK_EVERY_S)
+            await trio.sleep(BEAT_S)
             self._tell_standing()
             target = self._target()
             if target is not None:
@@ -317,7 +315,8 @@ class ExpertWatch:
         if self._facts.state is not PeerState.TRAINING:
             return None
         hands = company.hands(company.others(), company.own_hand(self._fits))
-        move = self._balance.due_move(hands, company.flops_left(), trio.current_time())
+        need = expert_need(hands, company.flops_left())
+        move = self._balance.due_move(need, trio.current_time())
         return None if move is None else move.target
 
     def _stays(self) -> bool:

@@ -125,9 +125,8 @@ class Witnesses:
 # --- the transfer ---------------------------------------------------------------------------------
 
 MAX_HELPERS: Final = 3
-"""Further peers that a state is taken from at once."""
-MAX_DOUBTED: Final = 3
-"""After so many odd sources one at a time is taken: many identities gain no more."""
+"""Further peers that a state is taken from at once. After as many odd sources one at a time is
+taken: many identities gain no more."""
 TELL_EVERY_S: Final = 10.0
 
 
@@ -219,7 +218,7 @@ class SharedFetch:
         training = self._view.members_training(trio.current_time())
         return (
             not self._alone
-            and len(self._doubted) < MAX_DOUBTED
+            and len(self._doubted) < MAX_HELPERS
             and len(training) > LEAST_WITNESSES
             and len(described.digests) > 2 * MAX_ASKED_PER_SOURCE  # weights and momentum
         )

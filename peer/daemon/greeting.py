@@ -141,7 +141,6 @@ class Greeter:
 
 BEAT_S: Final = 1.0
 DUPLICATE_PROBE_S: Final = 2.5 * BEAT_S
-ANSWER_S: Final = DUPLICATE_PROBE_S + BEAT_S
 LINKED: Final = Refusal(RefusalReason.TOO_MANY, "we are linked already, and our link lives")
 
 
@@ -231,7 +230,7 @@ class Duplicates:
             asked = self._questions[question] = _Question(self._ask(question))
             asked.decide()
         try:
-            with trio.move_on_after(ANSWER_S):
+            with trio.move_on_after(DUPLICATE_PROBE_S + BEAT_S):
                 await asked.decided.wait()
         finally:
             self._questions.pop(question, None)

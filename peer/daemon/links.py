@@ -73,8 +73,6 @@ MAX_QUESTIONS: Final = 4
 """Questions of one link that are looked into at once; more go without an answer."""
 HANDOVER_S: Final = 2 * BEAT_S
 """For how long a peer may have two links to us."""
-FAREWELL_S: Final = 1.0
-"""How long we try to tell all that we leave; and a peer that it is not admitted any more."""
 
 
 class Links:
@@ -155,7 +153,7 @@ class Links:
             with suppress(LocoError):
                 await link.talk.send(Leaving())
 
-        with trio.move_on_after(FAREWELL_S):
+        with trio.move_on_after(BEAT_S):
             async with trio.open_nursery() as nursery:
                 for link in self._all():
                     nursery.start_soon(tell, link)
@@ -415,7 +413,7 @@ class Links:
                     self._post(link, message)
         for link in self._all():
             if self._admission.judge(link.peer_id) is not None:
-                link.scope.deadline = min(link.scope.deadline, trio.current_time() + FAREWELL_S)
+                link.scope.deadline = min(link.scope.deadline, trio.current_time() + BEAT_S)
 
     # --- all links --------------------------------------------------------------------------------
     def _post(self, link: Link, message: Outgoing) -> None:

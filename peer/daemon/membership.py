@@ -30,7 +30,6 @@ from .ports import Ports
 
 PUBLISH_EVERY_S: Final = 30.0
 """A record lives four times as long: three that are lost in a row cost nothing."""
-REFRESH_EVERY_S: Final = 15.0
 FIRST_REFRESHES_S: Final = 2.0
 NUM_FIRST_REFRESHES: Final = 3
 
@@ -52,7 +51,7 @@ class Membership:
             nursery.start_soon(self.look_around)
 
     async def look_around(self) -> None:
-        await self._repeat(self._refresh, REFRESH_EVERY_S)
+        await self._repeat(self._refresh, PUBLISH_EVERY_S / 2)
 
     async def _repeat(self, job: Callable[[], Awaitable[None]], every_s: float) -> None:
         for turn in itertools.count(1):

@@ -10,7 +10,7 @@ import math
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy.typing as npt
 import trio
@@ -48,47 +48,41 @@ from .beginning import Arrival, MeasureLoss, cannot_tell
 from .checkpointing import Checkpointing, check_room
 from .entry import Entry
 from .experts import ExpertWatch, expert_watch
-from .first_weights import first_states
 from .kept_experts import KeptExperts
 from .membership import LinkedCompany, Membership
 from .parts import PeerParts, PeerSettings
 from .provision import Supplies
 
 KEEP_EVERY_S: Final = 2.0
-TRAINER_SHARE: Final = 0.5
-"""Part of the grace in which the trainer may write its part of the last checkpoint."""
-LEAVING_SHARE: Final = 0.6
-"""Part of the grace in which an exchange under way may end."""
-COPYING_SHARE: Final = 0.9
-"""Part of the grace in which the last checkpoint may be copied elsewhere."""
 ROUNDS_FIRST: Final = 2
 """Rounds of ours whose blocks are fetched in the order in which they are trained."""
 MAX_FIRST_BLOCKS: Final = 1024
 """With more blocks than this all pieces of a stratum have begun, and their order means nothing."""
 
 
+class Grace(NamedTuple):
+    """The ends of what a peer that leaves does beside each other.
+
+    The trainer writes its part of the last checkpoint, an exchange under way ends, and that
+    checkpoint is copied elsewhere.
+    """
+
+    trainer_s: float
+    exchange_s: float
+    copy_s: float
+
+    @classmethod
+    def begun(cls, grace_s: float) -> "Grace":
+        return cls(*(trio.current_time() + share * grace_s for share in (0.5, 0.6, 0.9)))
+
+
 class Peer:
+    """Attributes: training: None before the run is known."""
+
     def __init__(self, settings: PeerSettings, parts: PeerParts) -> None:
         self.settings = settings
         self.parts = parts
-        self._training: Training | None = None
-
-    @property
-    def service(self) -> ContentService | None:
-        return None if self._training is None else self._training.service
-
-    @property
-    def score(self) -> Score | None:
-        """Scores a text by our expert; None before there are weights, or without experts."""
-        return None if self._training is None else self._training.score
-
-    @property
-    def rounds(self) -> RoundLoop | None:
-        return None if self._training is None else self._training.rounds
-
-    @property
-    def domains(self) -> MeasuredDomains | None:
-        return None if self._training is None else self._training.domains
+        self.training: Training | None = None
 
     def request_stop(self) -> None:
         """Leave gracefully, soon."""
@@ -134,8 +128,8 @@ class Peer:
                 nursery.start_soon(self._keep_acquaintances)
                 if supplies.domains is not None:
                     nursery.start_soon(supplies.domains.run, self.parts, self.parts.sources)
-                self._training = Training(self.settings, self.parts, signed, supplies)
-                await self._training.run()
+                self.training = Training(self.settings, self.parts, signed, supplies)
+                await self.training.run()
                 nursery.cancel_scope.cancel()
         except* JoinAgain:
             if not stop.is_set():  # else we go anyway
@@ -170,14 +164,12 @@ class Peer:
         self.parts.facts.now_doing("leaving", PeerState.LEAVING)
         reason = "banned" if self.parts.admission.expelled.is_set() else "requested"
         self.parts.events.emit(EventName.LEAVING, reason=reason)
-        began_s, grace_s = trio.current_time(), self.settings.grace_s
-        if self.rounds is not None:
-            await self.rounds.leave(
-                began_s + grace_s * TRAINER_SHARE, began_s + grace_s * LEAVING_SHARE
-            )
+        until = Grace.begun(self.settings.grace_s)
+        if self.training is not None and self.training.rounds is not None:
+            await self.training.rounds.leave(until.trainer_s, until.exchange_s)
         await self.parts.links.say_leaving()
-        if self._training is not None:
-            await self._training.checkpoints.wait_copied(began_s + grace_s * COPYING_SHARE)
+        if self.training is not None:
+            await self.training.checkpoints.wait_copied(until.copy_s)
 
 
 class Training:
@@ -219,12 +211,7 @@ class Training:
             signed=signed,
             blobs=supplies.blobs,
             stores=supplies.stores,
-            other=KeptExperts(
-                parts.checkpoints,
-                facts,
-                parts.work,
-                first_states(signed, supplies.firsts, parts.work),
-            ).of,
+            other=KeptExperts(parts.checkpoints, facts, parts.work, supplies.firsts).of,
         )
         self.service.refused = facts.refused
         self.domains: MeasuredDomains | None = None
@@ -386,9 +373,9 @@ class Training:
     async def _watch_experts(self, experts: ExpertWatch, rounds: RoundLoop) -> None:
         """Go where another expert needs us more; our checkpoint stays here. Raises JoinAgain."""
         again = await experts.until_needed()
-        began_s, grace_s = trio.current_time(), self._settings.grace_s
-        await rounds.leave(began_s + grace_s * TRAINER_SHARE, began_s + grace_s * LEAVING_SHARE)
-        await self.checkpoints.wait_copied(began_s + grace_s * COPYING_SHARE)
+        until = Grace.begun(self._settings.grace_s)
+        await rounds.leave(until.trainer_s, until.exchange_s)
+        await self.checkpoints.wait_copied(until.copy_s)
         raise again
 
     async def _until_longer(self) -> None:

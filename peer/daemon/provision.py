@@ -60,7 +60,7 @@ from peer.training.process import create_model, trainer_starter
 from peer.training.shared import SharedVector
 from peer.training.tensor_file import FileUnusable
 from protocol.content.samples import Float32Vector
-from protocol.errors import InvalidRunSpec, Refused
+from protocol.errors import InvalidRunSpec, Refused, RemoteProtocolError
 from protocol.experts.claims import claimed_blocks
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import View, heeded
@@ -82,8 +82,8 @@ from .checkpointing import free_bytes
 from .domains import Domains, described_corpus
 from .experts import has_begun
 from .fetched import Fetched, known_positions
-from .first_weights import FromFounder, digest_of_weights, kept_first_weights, weights_file
-from .sources import FETCH_WEIGHTS_S, NobodyHelped, NoSource, weights_of
+from .kept_experts import digest_of_weights, kept_first_weights, weights_file
+from .sources import DOUBT_PAUSE_S, FETCH_WEIGHTS_S, NobodyHelped, NoSource, Weights, weights_of
 
 # --- memory and trainers --------------------------------------------------------------------------
 
@@ -142,9 +142,7 @@ class Rebuilt:
         )
         return where_others_are(arrival)
 
-    async def _fetch(
-        self, stage: int, arrival: Arrival
-    ) -> tuple[PeerId, Float32Vector, StateScalars] | None:
+    async def _fetch(self, stage: int, arrival: Arrival) -> Weights | None:
         """A neighbour's weights; None where nobody holds it, or gives it in time."""
         group = Group(arrival.held.group.run_id, part_of_stage(stage)).digest
         view = View(arrival.ports.roster, group)
@@ -169,6 +167,50 @@ def where_others_are(arrival: Arrival) -> FirstState:
 LISTEN_S: Final = 6.0
 """How long peers of an expert are looked for, before it is begun: the first looks into the
 directory, and the links that they lead to, take a few seconds."""
+
+
+class FromFounder:
+    """First weights that the founder gives; it is waited for, and that is told.
+
+    Where a peer of the expert has come meanwhile, its state is taken.
+    """
+
+    ages = False
+
+    async def take(self, arrival: Arrival) -> FirstState:
+        ports, told = arrival.ports, False
+        expected = ExpectedState(arrival.held.group.digest, maximum_step=0)
+
+        async def ask(fetcher: Fetcher) -> StateScalars:
+            state = await whole_state(fetcher, expected, arrival.slow_P, arrival.momentum_P)
+            await _check_signed(arrival)
+            return state
+
+        while True:
+            ports.facts.now_doing("asking for the first weights of this expert")
+            try:
+                await arrival.sources.fetch(ask, ports.roster, patience_s=DOUBT_PAUSE_S)
+            except NobodyHelped:
+                if not told:
+                    ports.events.emit(EventName.FIRST_WEIGHTS_MISSING, expert=ports.facts.expert)
+                told = True
+                if has_begun(arrival.held.view):
+                    return await Fetched().take(arrival)
+            else:
+                return NOTHING_TRAINED
+
+
+async def _check_signed(arrival: Arrival) -> None:
+    """Raises RemoteProtocolError: the vectors, zeros again then, are not what the founder signed.
+
+    Runs that were founded by earlier versions name no digest.
+    """
+    frozen, ports = arrival.spec.founding.frozen, arrival.ports
+    signed = None if frozen is None else frozen.weights
+    is_it = signed in (None, await ports.work.run(digest_of_weights, arrival.slow_P))
+    if not is_it or arrival.momentum_P.any():
+        arrival.slow_P[:] = arrival.momentum_P[:] = 0.0
+        raise RemoteProtocolError("these are not the first weights that the founder signed")
 
 
 class FreshOrFetched:
@@ -627,11 +669,16 @@ class RealProvision:
         own = self._supplies(spec, corpus, shape, beginning_with(first), None)
         domains = Domains(run, self._cache_dir, self._work, own.blobs, own.stores)
         await domains.look()
-        own = replace(own, blobs=domains.blobs, stores=domains.stores, domains=domains)
-        words = corpus.manifest.vocabulary_size
-        held_out = held_out_in(run, domains)
-        own = replace(own, firsts=firsts, held_out=held_out, vocabulary_size=words)
-        return replace(own, part=part_of_expert(number))
+        return replace(
+            own,
+            part=part_of_expert(number),
+            blobs=domains.blobs,
+            stores=domains.stores,
+            domains=domains,
+            firsts=firsts,
+            held_out=held_out_in(run, domains),
+            vocabulary_size=corpus.manifest.vocabulary_size,
+        )
 
     async def obtain(self, spec: RunSpec, source: BlobSource, choose_part: ChoosePart) -> Supplies:
         """Take the corpus from here or from a peer; of a pipeline, the stage that needs us most."""

@@ -4,7 +4,7 @@ The console says every few seconds how far the run is. All who show the address 
 same one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median_low
@@ -18,7 +18,6 @@ from peer.observe.events import EventLog
 from peer.observe.experts import ExpertBoard
 from peer.observe.history import SAMPLE_EVERY_S, History
 from peer.observe.metrics import Metrics, Now
-from peer.observe.pairs import pairs_json
 from peer.observe.problems import Observed, problems_of
 from peer.observe.status import Outcomes, PeerStatus, Status, amendments_json, progress_line
 from peer.options.providers import FIRST_GUESSES
@@ -230,6 +229,27 @@ def _peer_status(member: Member, met: Meetings | None) -> PeerStatus:
         met.averages,
         met.average_s,
     )
+
+
+MOST_PEERS: Final = 32
+"""In a map of pairs: more would be too small to be read, and too much to be asked for."""
+
+
+def pairs_json(facts: Facts, alive: Sequence[str]) -> dict[str, Any]:
+    """The map of averages: a row for each teller, a column for each partner, this peer first.
+
+    A peer tells those that it is linked with of each of its averages in pairs (`AveragedWith` in
+    protocol/wire/messages.py); another may say otherwise of the same pair. Peers that are not
+    linked do not stand there, whoever tells of them.
+    """
+    shown, never = [facts.peer_id, *alive][:MOST_PEERS], Meetings()
+    told = {**facts.others_meetings, facts.peer_id: facts.meetings}
+    rows = [[told.get(a, {}).get(b, never) for b in shown] for a in shown]
+    return {
+        "peers": shown,
+        "averages": [[met.averages for met in row] for row in rows],
+        "average_s": [[met.average_s for met in row] for row in rows],
+    }
 
 
 def _codec_sentence(facts: Facts) -> str | None:

@@ -65,13 +65,12 @@ from .parts import PeerParts
 from .ports import Ports
 from .provision import ChoosePart
 from .report import REPEAT_S
-from .sources import NobodyHelped, NoSource, is_final
+from .sources import SOURCE_PAUSE_S, NobodyHelped, NoSource, is_final
 
 REPLACEMENT_S: Final = 1800.0
 """How long others that train are asked for their state before we go on from our own."""
 STAYS_S: Final = 4 * 3600.0
 """How long a peer then stays with its own, whoever says to be far ahead."""
-LOOK_S: Final = 0.5
 
 
 async def come_back(
@@ -250,7 +249,7 @@ class RememberedPeers:
             patience_s = LISTEN_S if self._remembered <= self._final().keys() else UNREACHED_S
             if refused is not None and waited_s >= patience_s:
                 raise refused
-            await trio.sleep(LOOK_S)
+            await trio.sleep(SOURCE_PAUSE_S)
 
     def _tell_refusals(self) -> None:
         for peer_id, each in self._final().items():
@@ -310,7 +309,7 @@ class Returned:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(arrival.meet)
             while course is Course.WAIT:
-                await trio.sleep(LOOK_S)
+                await trio.sleep(SOURCE_PAUSE_S)
                 if self._remembered.refused() is None:
                     now_s = trio.current_time()
                     course = choose_course(

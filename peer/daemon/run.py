@@ -56,10 +56,8 @@ from .parts import PeerParts, PeerSettings
 from .peer import Peer
 from .ports import Keys, Ports
 from .provision import RealProvision, free_room
-from .report import Console, Report, ShowLine, join_address
+from .report import LOOK_S, Console, Report, ShowLine, join_address
 from .returning import come_back
-
-DIRECTORY_CHECK_S: Final = 5.0
 
 
 async def run_daemon(
@@ -399,7 +397,7 @@ async def _watch_directory(directory: HivemindDirectory, ports: Ports) -> None:
             why = directory.last_failure
             ports.events.emit(EventName.DIRECTORY_RESTARTED, reason=why, restarts=count)
         ports.facts.directory_restarts = count
-        await trio.sleep(DIRECTORY_CHECK_S)
+        await trio.sleep(LOOK_S)
 
 
 PROGRAM: Final = "from peer.cli import main; main()"

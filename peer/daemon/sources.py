@@ -174,22 +174,22 @@ def in_order(among: Roster | View, own_id: PeerId, preferred: PeerId | None) -> 
     return [member.peer_id for member in sorted(asked, key=rank)]
 
 
-async def weights_of(
-    sources: Sources, view: View, padded_parameters: int
-) -> tuple[PeerId, Float32Vector, StateScalars] | None:
-    """The slow weights of another group, who gave them, and what that peer says of them.
+Weights = tuple[PeerId, Float32Vector, StateScalars]
+"""Slow weights, who gave them, and what that peer says of them."""
 
-    None where nobody gave them in time.
+
+async def weights_from(fetcher: Fetcher, group: str, padded_parameters: int) -> Weights:
+    slow_P, momentum_P = np.zeros((2, padded_parameters), np.float32)
+    state = await whole_state(fetcher, ExpectedState(group), slow_P, momentum_P)
+    return fetcher.remote_peer_id, slow_P, state
+
+
+async def weights_of(sources: Sources, view: View, padded_parameters: int) -> Weights | None:
+    """Those of another group; None where nobody gave them in time.
 
     Raises:
         Refused, InvalidRunSpec: as `Sources.fetch`.
     """
-    slow_P, momentum_P = np.zeros((2, padded_parameters), np.float32)
-
-    async def ask(fetcher: Fetcher) -> tuple[PeerId, Float32Vector, StateScalars]:
-        state = await whole_state(fetcher, ExpectedState(view.group), slow_P, momentum_P)
-        return fetcher.remote_peer_id, slow_P, state
-
     with trio.move_on_after(FETCH_WEIGHTS_S):
-        return await sources.fetch(ask, view)
+        return await sources.fetch(lambda f: weights_from(f, view.group, padded_parameters), view)
     return None

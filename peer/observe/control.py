@@ -24,9 +24,8 @@ from typing import Any, Final
 import trio
 
 from protocol.errors import LocoError
-from protocol.limits import ANSWER_S
+from protocol.limits import ANSWER_S, MAX_HEADER_BYTES
 
-MAX_REQUEST_BYTES: Final = 64 * 1024
 MAX_CONNECTIONS: Final = 16
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -68,8 +67,8 @@ async def serve_control(
     async def converse(stream: trio.SocketStream) -> None:
         line = b""
         with trio.move_on_after(ANSWER_S):
-            line = await read_until(stream, b"\n", MAX_REQUEST_BYTES)
-        if not line or len(line) > MAX_REQUEST_BYTES:
+            line = await read_until(stream, b"\n", MAX_HEADER_BYTES)
+        if not line or len(line) > MAX_HEADER_BYTES:
             return
         answer = await _answer_to(line, handlers, tell_bug)
         # Shielded, so that the answer to "leave" gets out although the daemon goes down with it.

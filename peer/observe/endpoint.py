@@ -34,9 +34,9 @@ import trio
 
 from peer.options.values import HostPort
 from protocol.errors import LocoError
-from protocol.limits import ANSWER_S
+from protocol.limits import ANSWER_S, MAX_HEADER_BYTES
 
-from .control import MAX_REQUEST_BYTES, Clients, read_until
+from .control import Clients, read_until
 from .metrics import Metrics
 
 _FOLDER: Final = Path(__file__).parent / "page"
@@ -139,7 +139,7 @@ class Site:
     def answer(self, head: bytes, *, is_here: bool) -> HttpAnswer:
         """Args: is_here: the request comes from this machine."""
         words = head.split(b"\r\n", 1)[0].split(b" ")
-        if len(head) > MAX_REQUEST_BYTES:
+        if len(head) > MAX_HEADER_BYTES:
             return HttpAnswer(431)
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
             return HttpAnswer(400)
@@ -220,7 +220,7 @@ async def serve(
 def clients_of(site: Site) -> Clients:
     async def converse(stream: trio.SocketStream) -> None:
         with trio.move_on_after(ANSWER_S):
-            head = await read_until(stream, b"\r\n\r\n", MAX_REQUEST_BYTES)
+            head = await read_until(stream, b"\r\n\r\n", MAX_HEADER_BYTES)
             if not head:
                 return
             answer = site.answer(head, is_here=_is_here(stream))

@@ -23,15 +23,11 @@ import trio
 
 from peer.options.values import LogFormat
 from peer.runtime import PeerId
+from protocol.limits import MAX_HEADER_BYTES
 from protocol.names import printable, short_id
 
 from .event_names import EventName
 
-MAX_LOG_FILE_BYTES: Final = 16 * 1024 * 1024
-KEEP_LOG_FILES: Final = 5
-"""Files kept, the current one included."""
-MAX_LINE_BYTES: Final = 64 * 1024
-"""A longer event is replaced by a short one that says so."""
 MAX_ERROR_CHARS: Final = 400
 """Kept of an error's message: a stranger may have written part of it."""
 TAIL_LINES: Final = 100
@@ -124,7 +120,10 @@ class EventLog:
         self.tail = deque[str](maxlen=TAIL_LINES)
 
     def emit(self, name: EventName | str, /, **fields: Any) -> None:
-        """Values that JSON does not know are written as text. Raises ValueError: no such event."""
+        """Values that JSON does not know are written as text, and of a long event its length alone.
+
+        Raises ValueError: no such event.
+        """
         event: dict[str, Any] = {
             "time": round(self._wall_time_s(), 3),
             "monotonic_s": round(trio.current_time(), 6),
@@ -136,7 +135,7 @@ class EventLog:
         if said is not None:
             self._tell(event["time"], said)
         line = _json(event)
-        if len(line) > MAX_LINE_BYTES:
+        if len(line) > MAX_HEADER_BYTES:
             line = _json({key: event[key] for key in _STAMPED} | {"cut_bytes": len(line)})
         with suppress(OSError):
             self._write_line(line.encode())
@@ -191,14 +190,9 @@ def _clock(time_s: float) -> str:
 
 
 class LineFile:
-    """A rotated file of lines, for one writer."""
+    """A rotated file of lines, for one writer; the current one counts among those kept."""
 
-    def __init__(
-        self,
-        path: Path,
-        max_file_bytes: int = MAX_LOG_FILE_BYTES,
-        keep_files: int = KEEP_LOG_FILES,
-    ) -> None:
+    def __init__(self, path: Path, max_file_bytes: int = 16 << 20, keep_files: int = 5) -> None:
         """Raises OSError."""
         self._path = path
         self._max_file_bytes = max_file_bytes

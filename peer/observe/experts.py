@@ -9,7 +9,13 @@ from statistics import median_low
 from typing import Any
 
 from peer.facts import Facts
-from protocol.experts.matrix import LossCurve, Matrix, advice_at_one_share, losses_of_expert
+from protocol.experts.matrix import (
+    ENSEMBLE,
+    LossCurve,
+    advice_at_one_share,
+    lines_of_table,
+    losses_of_expert,
+)
 from protocol.membership.group import Group
 from protocol.membership.view import Member
 from protocol.run.layout import part_of_expert
@@ -59,8 +65,9 @@ class ExpertBoard:
 
 def matrix_lines(experts: Mapping[str, Any]) -> list[str]:
     """The table for people, of what `look` tells."""
-    names, rows = tuple(experts["names"]), tuple(map(tuple, experts["losses"]))
-    lines = list(Matrix(names, names, rows, tuple(experts["together"])).lines(experts["gains"]))
+    names = experts["names"]
+    rows = zip((*names, ENSEMBLE), (*experts["losses"], experts["together"]), strict=True)
+    lines = list(lines_of_table(names, list(rows), experts["gains"]))
     if experts["advice"]:
         source, target = experts["advice"]
         lines.append(f"steps would pay more with {target} than with {source} (docs/experts.md):")

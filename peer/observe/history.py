@@ -6,7 +6,7 @@ the coarser. What is not known in a sample does not count in its point.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from peer.runtime import NetworkStatistics
@@ -16,24 +16,7 @@ from .status import Status
 SAMPLE_EVERY_S: Final = 2.0
 MOST_POINTS: Final = 2000
 
-COLUMNS: Final = (
-    "up_s",
-    "step",
-    "train_loss",
-    "validation_loss",
-    "peers_loss",
-    "best_loss",
-    "worst_loss",
-    "tokens_per_s",
-    "swarm_tokens_per_s",
-    "sent_bytes_per_s",
-    "received_bytes_per_s",
-    "averaged_share",
-    "peers",
-)
-"""`peers_loss` is the mean validation loss of all peers that tell theirs, this one among them."""
-
-Point = tuple[float | None, ...]
+Point = Mapping[str, float | None]
 
 
 class History:
@@ -48,7 +31,7 @@ class History:
 
     def note(self, status: Status, carried: NetworkStatistics) -> None:
         """Take a sample; SAMPLE_EVERY_S is a good time after the last one."""
-        self._samples.append((*_known(status), *self._line(status, carried), *_company(status)))
+        self._samples.append(_sample(status, *self._line(status, carried)))
         if len(self._samples) < self._samples_per_point:
             return
         self._points.append(_mean(self._samples))
@@ -61,11 +44,12 @@ class History:
     def to_json(self) -> dict[str, Any]:
         """The columns by name; the last point may be of fewer samples."""
         points = [*self._points, *([_mean(self._samples)] if self._samples else [])]
-        columns = zip(*points, strict=True) if points else ((),) * len(COLUMNS)
-        told = {name: list(column) for name, column in zip(COLUMNS, columns, strict=True)}
+        told = {name: [point[name] for point in points] for name in _sample(Status(), None, None)}
         return {"every_s": self._samples_per_point * SAMPLE_EVERY_S, **told}
 
-    def _line(self, status: Status, carried: NetworkStatistics) -> Point:
+    def _line(
+        self, status: Status, carried: NetworkStatistics
+    ) -> tuple[float | None, float | None]:
         """Bytes per second since the last sample, sent and received."""
         sent, received = (sum(of.values()) for of in (carried.sent_bytes, carried.received_bytes))
         before, self._before = self._before, (status.up_s or 0.0, sent, received)
@@ -75,24 +59,24 @@ class History:
         return ((sent - before[1]) / seconds, (received - before[2]) / seconds)
 
 
-def _known(status: Status) -> Point:
-    told = [peer.validation_loss for peer in status.peers]
-    losses = _numbers([status.validation_loss, *told])
-    return (
-        status.up_s,
-        status.step,
-        status.train_loss,
-        status.validation_loss,
-        sum(losses) / len(losses) if losses else None,
-        min(losses, default=None),
-        max(losses, default=None),
-        status.tokens_per_s,
-        status.swarm_tokens_per_s,
-    )
-
-
-def _company(status: Status) -> Point:
-    return (status.outcomes.recent_share, len(status.peers))
+def _sample(status: Status, sent_per_s: float | None, received_per_s: float | None) -> Point:
+    """Losses of peers are those of all that tell theirs, this one among them."""
+    losses = _numbers([status.validation_loss, *(peer.validation_loss for peer in status.peers)])
+    return {
+        "up_s": status.up_s,
+        "step": status.step,
+        "train_loss": status.train_loss,
+        "validation_loss": status.validation_loss,
+        "peers_loss": sum(losses) / len(losses) if losses else None,
+        "best_loss": min(losses, default=None),
+        "worst_loss": max(losses, default=None),
+        "tokens_per_s": status.tokens_per_s,
+        "swarm_tokens_per_s": status.swarm_tokens_per_s,
+        "sent_bytes_per_s": sent_per_s,
+        "received_bytes_per_s": received_per_s,
+        "averaged_share": status.outcomes.recent_share,
+        "peers": len(status.peers),
+    }
 
 
 def _numbers(values: Sequence[float | None]) -> list[float]:
@@ -100,7 +84,7 @@ def _numbers(values: Sequence[float | None]) -> list[float]:
 
 
 def _mean(points: Sequence[Point]) -> Point:
-    return tuple(_mean_of(column) for column in zip(*points, strict=True))
+    return {name: _mean_of([point[name] for point in points]) for name in points[0]}
 
 
 def _mean_of(values: Sequence[float | None]) -> float | None:

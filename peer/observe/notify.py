@@ -15,11 +15,12 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import trio
 
+from protocol.limits import ANSWER_S
+
 from .problems import PeerProblem
 
 SETTLE_S: Final = 60.0
 LOOK_S: Final = 5.0
-POST_S: Final = 10.0
 MAX_PAUSE_S: Final = 3600.0
 """Between two tries, when nobody takes the message."""
 MAX_CHARS: Final = 1900
@@ -79,7 +80,7 @@ class _NoRedirect(HTTPRedirectHandler):
 
 def _post(request: Request) -> None:
     try:
-        with build_opener(_NoRedirect).open(request, timeout=POST_S):
+        with build_opener(_NoRedirect).open(request, timeout=ANSWER_S):
             pass
     except HTTPError as error:
         with error:  # it holds the connection

@@ -1,15 +1,15 @@
 """The status of a peer, for `loco-peer status`, the console, metrics and the demo."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from peer.facts import RECENT_ROUNDS, PeerState
 from protocol.membership.group import WHOLE_MODEL
-from protocol.names import duration, short_id
+from protocol.names import LISTED, duration, short_id
 from protocol.outcomes import SkipReason
 from protocol.routing.measures import LinkTimes
 from protocol.run.amendments import AmendedSpec
@@ -19,6 +19,7 @@ from .problems import PeerProblem
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
 # --- amendments -----------------------------------------------------------------------------------
 
@@ -49,9 +50,6 @@ def amendment_lines(amendments: Sequence[Mapping[str, Any]]) -> list[str]:
 
 # --- lines of pipelines ---------------------------------------------------------------------------
 
-SHOWN: Final = 8
-"""Paths, and links, that are shown."""
-
 
 def pipeline_lines(pipeline: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Names and values that are known, of what `PipelineFacts.to_json` writes."""
@@ -80,13 +78,13 @@ def _spent(spent_s: Mapping[str, float]) -> str:
 
 
 def _paths(paths: tuple[str, ...]) -> str:
-    said = [f"{path} ({times}x)" for path, times in Counter(paths).most_common(SHOWN)]
+    said = [f"{path} ({times}x)" for path, times in Counter(paths).most_common(LISTED)]
     return "; ".join(said)
 
 
 def _links(told: tuple[Mapping[str, Any], ...]) -> str:
     links = [link for link in (LinkTimes(**each) for each in told) if link.out_us]
-    slowest = sorted(links, key=lambda link: -link.rtt_us - link.out_us)[:SHOWN]
+    slowest = sorted(links, key=lambda link: -link.rtt_us - link.out_us)[:LISTED]
     return "; ".join(
         f"{short_id(link.peer_id)} {1e-3 * link.rtt_us:.1f} + {1e3 * link.out_s:.1f} ms"
         for link in slowest
@@ -304,23 +302,34 @@ def health_of(status: Status, *, founder: bool) -> tuple[bool, str]:
 
 
 def render(status: Status, *, full_ids: bool = False) -> "RenderableType":
-    from rich.console import Group  # rich is slow to import, and only this needs it
-    from rich.table import Table
-    from rich.text import Text
+    from rich.console import Group
 
-    about = Table.grid(padding=(0, 2))
-    for name, value in _lines(status):
-        about.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
+    about = pairs_table(_lines(status))
     if not status.peers:
         return about
-    columns = ("peer", "state", "step", "validation", "rtt")
-    peers = Table(*columns, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    peers = columns_table("peer", "state", "step", "validation", "rtt")
     for peer in status.peers:
         rtt = "-" if peer.rtt_s is None else f"{peer.rtt_s * 1000:.1f} ms"
         name = peer.peer_id if full_ids else short_id(peer.peer_id)
-        loss = _loss(peer.validation_loss)
-        peers.add_row(name, str(peer.state), _number(peer.step), loss, rtt)
+        loss = loss_text(peer.validation_loss)
+        peers.add_row(name, str(peer.state), number_text(peer.step), loss, rtt)
     return Group(about, peers)
+
+
+def pairs_table(rows: Iterable[tuple[str, str]]) -> "Table":
+    from rich.table import Table  # rich is slow to import, and only this needs it
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        table.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
+    return table
+
+
+def columns_table(*names: str) -> "Table":
+    from rich.table import Table
+
+    return Table(*names, box=None, header_style="bold", padding=(0, 2, 0, 0))
 
 
 def _lines(status: Status) -> list[tuple[str, str]]:
@@ -330,16 +339,17 @@ def _lines(status: Status) -> list[tuple[str, str]]:
     if status.reachable_from not in (None, "anywhere"):
         notes.append(f"only reachable from {status.reachable_from}")
     note = f"  ({'; '.join(notes)})" if notes else ""
+    trained, validated = map(loss_text, (status.train_loss, status.validation_loss))
     return [
         ("peer", status.peer_id or "-"),
         ("run", status.run_id or "-"),
         ("state", _state(status)),
         *(("wrong", each.line) for each in status.problems),
         ("progress", progress_line(status, losses=False) + rate),
-        ("round", f"{_number(status.round)}{chosen}"),
-        ("tokens", _number(status.tokens)),
+        ("round", f"{number_text(status.round)}{chosen}"),
+        ("tokens", number_text(status.tokens)),
         *(("cost", cost) for cost in [cost_line(status)] if cost),
-        ("loss", f"train {_loss(status.train_loss)}  validation {_loss(status.validation_loss)}"),
+        ("loss", f"train {trained}  validation {validated}"),
         ("rounds", rounds_line(status.outcomes)),
         *(("amended", line) for line in amendment_lines(status.amendments)),
         *_part(status),
@@ -384,9 +394,9 @@ def rounds_line(outcomes: Outcomes) -> str:
     return counted + recently
 
 
-def _number(value: int | None) -> str:
+def number_text(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
 
 
-def _loss(value: float | None) -> str:
+def loss_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"

@@ -15,13 +15,10 @@ from urllib.parse import urlsplit
 
 from protocol.address import multiaddr
 from protocol.address.multiaddr import HOST_PROTOCOLS, MAX_PORT, InvalidAddress
-from protocol.limits import MAX_SPEC_BYTES
+from protocol.limits import MAX_LINKS, MAX_SPEC_BYTES
 
 if TYPE_CHECKING:
     from protocol.admission.statements import Token
-
-MAX_ADDRESSES: Final = 64
-"""How many an option takes."""
 
 
 class Origin(StrEnum):
@@ -59,8 +56,8 @@ def many(parse: Callable[[str], str]) -> Callable[[Any], tuple[str, ...]]:
         texts = value.replace(",", " ").split() if isinstance(value, str) else value
         if not isinstance(texts, list | tuple):
             raise ValueError("use a list of addresses")
-        if len(texts) > MAX_ADDRESSES:
-            raise ValueError(f"at most {MAX_ADDRESSES} addresses are allowed")
+        if len(texts) > MAX_LINKS:
+            raise ValueError(f"at most {MAX_LINKS} addresses are allowed")
         return tuple(dict.fromkeys(parse(str(text)) for text in texts))
 
     return parse_all

@@ -12,7 +12,7 @@ from peer.facts import Facts, PeerState
 from peer.process.rejoin import JoinAgain
 from protocol.membership.group import Group
 from protocol.membership.view import Member, Roster, View, relayed_last
-from protocol.run.assignment import Balance
+from protocol.run.assignment import Balance, stage_need
 from protocol.run.layout import DATA_STAGE, part_of_stage
 from protocol.wire.stage_messages import Relays
 
@@ -70,14 +70,14 @@ async def keep_balance(stage: int, company: StageCompany, facts: Facts, visited:
     Raises:
         JoinAgain: another stage needs us more.
     """
-    balance = Balance(facts.peer_id, visited)
+    balance = Balance(facts.peer_id)
     while True:
         await trio.sleep(LOOK_EVERY_S)
         if facts.state is not PeerState.TRAINING:
             continue
         holders = [list(others) for others in company.holders()]
         holders[stage].append(facts.peer_id)
-        move = balance.due_move(holders, trio.current_time())
+        move = balance.due_move(stage_need(holders, visited), trio.current_time())
         if move is not None:
             raise JoinAgain(
                 f"stage {move.target} needs a peer more than stage {move.source}, which has"

@@ -32,7 +32,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import blake3
 import torch
@@ -49,7 +49,6 @@ from protocol.run.needs import SPARE_BYTES, DiskNeeds, checkpoint_bytes, disk_ne
 OUTER_FILE: Final = "outer.safetensors"
 TRAINER_FILE: Final = "trainer.safetensors"
 MANIFEST_FILE: Final = "manifest.json"
-MANIFEST_FORM: Final = 1
 SLOW: Final = "slow"
 MOMENTUM: Final = "momentum"
 _PARTIAL: Final = ".partial"
@@ -86,7 +85,7 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    form: int = MANIFEST_FORM
+    form: Literal[1] = 1
     run_id: str
     part: str
     layout_digest: str
@@ -357,8 +356,8 @@ def _steps(folders: Iterable[Path], line: tuple[str, str]) -> dict[Path, float]:
 def parse_manifest(data: bytes) -> Manifest:
     """Raises ValueError."""
     manifest = Manifest.model_validate(json.loads(data))
-    if manifest.form != MANIFEST_FORM or set(manifest.files) != {OUTER_FILE, TRAINER_FILE}:
-        raise ValueError(f"it is of form {manifest.form}, not {MANIFEST_FORM}")
+    if set(manifest.files) != {OUTER_FILE, TRAINER_FILE}:
+        raise ValueError(f"it names other files: {', '.join(manifest.files)}")
     return manifest
 
 

@@ -26,6 +26,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
 from transformers.utils import logging
 
 USUAL_TOKENS = 200
+LEAST_TEMPERATURE = 1e-3
+"""Below it the likeliest token is all but certain, and quotients overflow."""
 
 
 class ExpertEnsemble:
@@ -150,20 +152,13 @@ class ExpertEnsemble:
         Raises ValueError: prompt and tokens do not fit the models.
         """
         given = self.tokenizer(prompt, add_special_tokens=False).input_ids
-        room = self.context_length - len(given)
-        if not given:
-            raise ValueError("the prompt is empty: give the text that is to be continued")
-        if room < (tokens or 1):
-            raise ValueError(
-                f"the prompt has {len(given)} tokens and {tokens or 1} shall follow, but the models"
-                f" read {self.context_length} at once: shorten the prompt, or lower --tokens"
-            )
+        count = room_for(tokens, len(given), self.context_length)
         draws = torch.Generator().manual_seed(seed)
         caches: list[Any] = [None] * len(self.models)
         weights, fresh, end = self.even(), given, self.models[0].generation_config.eos_token_id
         for now in self.log_probs(given).unbind(1):
             weights = self.learned(weights, now)
-        for _ in range(min(room, USUAL_TOKENS) if tokens is None else tokens):
+        for _ in range(count):
             said = []
             for number, model in enumerate(self.models):
                 out = model(torch.tensor([fresh]), past_key_values=caches[number], use_cache=True)
@@ -179,6 +174,19 @@ class ExpertEnsemble:
             weights, fresh = self.learned(weights, each[:, token]), [token]
 
 
+def room_for(wanted: int | None, of_prompt: int, context: int) -> int:
+    """How many tokens to write. Raises ValueError: they do not fit what a model reads at once."""
+    room = context - of_prompt
+    if not of_prompt:
+        raise ValueError("the prompt is empty: give the text that is to be continued")
+    if room < (wanted or 1):
+        raise ValueError(
+            f"the prompt has {of_prompt} tokens and {wanted or 1} shall follow, but the model"
+            f" reads {context} at once: shorten the prompt, or lower --tokens"
+        )
+    return min(room, USUAL_TOKENS) if wanted is None else wanted
+
+
 @torch.no_grad()
 def true_log_probs(model: Any, tokens_BT: torch.Tensor) -> torch.Tensor:
     """Log-probabilities of each token after the first of each block: [B, T - 1], float64."""
@@ -189,7 +197,7 @@ def true_log_probs(model: Any, tokens_BT: torch.Tensor) -> torch.Tensor:
 def _drawn(
     log_probs: torch.Tensor, temperature: float, top_p: float, draws: torch.Generator
 ) -> int:
-    if temperature < 1e-3:  # the likeliest token is all but certain, and quotients overflow
+    if temperature < LEAST_TEMPERATURE:
         return int(log_probs.argmax())
     found, order = (log_probs / temperature).softmax(-1).sort(descending=True)
     found[found.cumsum(0) - found >= top_p] = 0

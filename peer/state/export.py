@@ -45,7 +45,7 @@ from protocol.run.families import FAMILIES
 from protocol.run.layout import Layout, stage_layers
 from protocol.run.run_spec import RunSpec
 
-from .ensemble_reader import USUAL_TOKENS, ExpertEnsemble
+from .ensemble_reader import LEAST_TEMPERATURE, ExpertEnsemble, room_for
 from .export_folder import MARKER, check_export_folder, stages_of_export
 
 ADAPTER: Final = "adapter"
@@ -175,16 +175,12 @@ def _move_files(source: Path, out_dir: Path) -> None:
         path.replace(out_dir / path.name)
 
 
-LEAST_TEMPERATURE: Final = 1e-3
-"""Below it the likeliest token is all but certain, and the quotients overflow."""
-
-
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How much is written, and how each token is drawn.
 
     Attributes:
-        tokens: to write at most; None: USUAL_TOKENS, or as many as the model has room for.
+        tokens: to write at most; None: as many as are usual, and the model has room for.
         temperature: below LEAST_TEMPERATURE the likeliest token is always taken.
         top_p: tokens are drawn from the likeliest that together have this probability.
     """
@@ -232,7 +228,8 @@ class ExportedModel:
         Raises ValueError: prompt and tokens do not fit the model.
         """
         tokens_1T = self._tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
-        count = self._room_for(tokens_1T.shape[1], sampling.tokens)
+        context = self._model.config.max_position_embeddings
+        count = room_for(sampling.tokens, tokens_1T.shape[1], context)
         end = self._model.generation_config.eos_token_id
         is_drawn = sampling.temperature >= LEAST_TEMPERATURE
         draws = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
@@ -252,18 +249,6 @@ class ExportedModel:
                 generation_config=settings,
                 streamer=streamer,
             )
-
-    def _room_for(self, of_prompt: int, wanted: int | None) -> int:
-        context = self._model.config.max_position_embeddings
-        room = context - of_prompt
-        if not of_prompt:
-            raise ValueError("the prompt is empty: give the text that is to be continued")
-        if room < (wanted or 1):
-            raise ValueError(
-                f"the prompt has {of_prompt} tokens and {wanted or 1} shall follow, but the model"
-                f" reads {context} at once: shorten the prompt, or lower --tokens"
-            )
-        return min(room, USUAL_TOKENS) if wanted is None else wanted
 
 
 def continue_together(

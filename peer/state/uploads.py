@@ -41,7 +41,7 @@ from peer.training.corpus.packed import InvalidCorpus
 from peer.training.corpus.tokenizer import BYTES, FileTokenizer, tokenizer_path
 from peer.training.tensor_file import FileUnusable
 from protocol.errors import LocoError
-from protocol.run.layout import expert_of_part
+from protocol.run.layout import expert_of_part, part_of_expert
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
@@ -263,7 +263,8 @@ class _Restore:
 
     def _part_in(self, run: SignedSpec) -> str | None:
         """The part of which copies are taken; None for any. Raises InvalidRunSpec: no such one."""
-        return None if self._expert is None else run.spec().part_named(self._expert)
+        number = None if self._expert is None else run.spec().expert_named(self._expert)
+        return None if number is None else part_of_expert(number)
 
     def run(self) -> Iterator[str]:
         uploaded = self._newest_first()
@@ -279,7 +280,7 @@ class _Restore:
             signed = self._run(folder, manifest.run_id)
             yield f"checkpoint of {manifest}: {path}"
             spec, number = signed.spec(), expert_of_part(manifest.part)
-            yield from self._data(spec.of_part(manifest.part), folder)
+            yield from self._data(spec if number is None else spec.of_expert(number), folder)
             yield self._admission_and_keys(folder)
             self._store.adopt(_name(path))
             self._home.bind_run(signed)

@@ -18,8 +18,8 @@ from protocol.errors import RemoteProtocolError
 from protocol.limits import MAX_LOG_PROBS_BYTES
 
 Values = npt.NDArray[np.float32]
-LEAST: Final = -65504.0
-"""The least number of fp16. A text that is less likely than that has no likelihood."""
+LEAST: Final = float(np.finfo(np.float16).min)
+"""A text that is less likely than that has no likelihood."""
 DIFFERENCE_NATS: Final = 0.05
 """Nats per token between two machines with the same weights: several times what bfloat16 makes."""
 

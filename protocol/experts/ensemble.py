@@ -7,7 +7,7 @@ sums to one). A domain posterior would be carried from token to token by Bayes' 
 sure: on text of no expert's domain the plain mean beats it by 0.12 to 0.16 nats. Two terms keep it
 in doubt: a discount of what is past, and a fixed share that goes back to all experts alike.
 
-    w_0   = log prior
+    w_0   = log(1 / E)
     q_t   = softmax(w_t), the best k of it, scaled to a sum of one
     p_t   = sum_j q_t,j exp(l_t,j)             l_t,j: expert j's log-probability of the true token
     w_t+1 = log((1 - a) softmax(lambda w_t + l_t) + a / E)
@@ -15,15 +15,15 @@ in doubt: a discount of what is past, and a fixed share that goes back to all ex
 Rules
   1. lambda = 1 and a = 0 is the posterior of Branch-Train-Merge and HDEE. A fixed share of 0.01
      takes back up to 0.05 nats on foreign text, and costs 0.003 at most at home: the default.
-  2. a = 1 is the plain mean (with an even prior); k = 1 follows the expert that leads so far.
+  2. a = 1 is the plain mean; k = 1 follows the expert that leads so far.
   3. Only the best k weigh in, but all are weighed: one that was left out comes back.
   4. Among equals the first of the run spec is the better one, so all peers keep the same k.
-  5. Each block is a text of its own: it begins with the prior.
+  5. Each block is a text of its own: it begins with even weights.
 
 Invariants: weights are at least 0 and sum to one; at most k are above 0; the probability of a token
 is between the least and the largest that a kept expert gives it.
 
-So T numbers per expert and text say what every rule, prior, discount, share and k gives, exactly.
+So T numbers per expert and text say what every rule, discount, share and k gives, exactly.
 Nobody needs the vocabulary, nor anybody else's weights.
 
 Sources: Gururangan et al., "Scaling expert language models with unsupervised domain discovery" and
@@ -31,7 +31,7 @@ Li et al., "Branch-Train-Merge" (arXiv 2208.03306) for the posterior; HDEE (arXi
 Herbster and Warmuth, "Tracking the best expert" (1998), for the fixed share.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -52,13 +52,11 @@ class Combination:
         discount: lambda, above 0 and at most 1.
         fixed_share: a, from 0 to 1.
         top: how many experts weigh in; all, where it is None.
-        prior: a weight above 0 for each expert, in any scale; None is the same for all.
     """
 
     discount: float = 1.0
     fixed_share: float = 0.0
     top: int | None = None
-    prior: Sequence[float] | None = None
 
 
 RULES: Final[Mapping[str, Combination]] = MappingProxyType(
@@ -85,11 +83,9 @@ class Posterior:
     """
 
     def __init__(self, experts: int, rule: Combination, shape: tuple[int, ...] = ()) -> None:
-        prior = np.ones(experts) if rule.prior is None else np.asarray(rule.prior, np.float64)
         self._rule = rule
         self._experts = experts
-        column = np.log(prior / prior.sum()).reshape(experts, *[1] * len(shape))
-        self._log_weights: Float64s = np.broadcast_to(column, (experts, *shape))
+        self._log_weights: Float64s = np.full((experts, *shape), -np.log(experts))
 
     @property
     def log_weights(self) -> Float64s:
@@ -132,25 +128,11 @@ def loss_of(log_probs: LogProbs) -> float:
     return -float(np.mean(log_probs, dtype=np.float64))
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """Losses on one domain.
-
-    Attributes:
-        alone: of each expert; the least is that of the best one.
-        together: of the ensemble, by the name of the rule.
-    """
-
-    alone: tuple[float, ...]
-    together: Mapping[str, float]
-
-
 def rules_of(own: Combination) -> dict[str, Combination]:
     """The run's own rule, and those that it is compared with."""
     return {RUN: own, **RULES}
 
 
-def compare(log_probs: LogProbs, rules: Mapping[str, Combination] = RULES) -> Compared:
-    """What each rule gives on one domain."""
-    together = {name: loss_of(ensemble_log_probs(log_probs, rule)) for name, rule in rules.items()}
-    return Compared(tuple(loss_of(expert) for expert in log_probs), together)
+def compare(log_probs: LogProbs, rules: Mapping[str, Combination] = RULES) -> Mapping[str, float]:
+    """The loss of the ensemble on one domain, by the name of the rule."""
+    return {name: loss_of(ensemble_log_probs(log_probs, rule)) for name, rule in rules.items()}

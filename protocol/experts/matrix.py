@@ -39,34 +39,14 @@ TableRow = tuple[str, Sequence[Loss]]
 """A name, and a loss for each column."""
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """Losses of all experts on all domains.
-
-    Attributes:
-        losses: a row for each expert.
-        together: the ensemble's row.
-    """
-
-    experts: tuple[str, ...]
-    domains: tuple[str, ...]
-    losses: tuple[tuple[Loss, ...], ...]
-    together: tuple[Loss, ...]
-
-    @property
-    def rows(self) -> list[tuple[str, tuple[Loss, ...]]]:
-        """The ensemble's is the last."""
-        return [*zip(self.experts, self.losses, strict=True), (ENSEMBLE, self.together)]
-
-    def lines(self, gains: Sequence[float | None] = ()) -> Iterator[str]:
-        """The matrix as text, with stars, and each expert's gain, nats per PETA FLOPs."""
-        return lines_of_table(self.domains, self.rows, gains)
-
-
 def lines_of_table(
     columns: Sequence[str], rows: Sequence[TableRow], gains: Sequence[float | None] = ()
 ) -> Iterator[str]:
-    """Losses as text, a column for each domain, whose lowest ones have stars."""
+    """Losses as text, a column for each domain, whose lowest ones have stars.
+
+    Args:
+        gains: of the first rows, nats per FLOP; shown per PETA of them.
+    """
     best = [_lowest([losses[at] for _, losses in rows]) for at in range(len(columns))]
     cells = [list(map(_cell, losses, best)) for _, losses in rows]
     names, heads = [name for name, _ in rows], [f"{each} " for each in columns]

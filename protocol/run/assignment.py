@@ -46,7 +46,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Final
+from typing import Final, NamedTuple
 
 import blake3
 
@@ -108,44 +108,38 @@ def newcomers_stage(
     return move.target if turns.index(peer_id) < look else None
 
 
-class MovePatience:
-    """Watches whether a move stays needed, and whether it is our turn (rules 5 and 6)."""
+class Need(NamedTuple):
+    """A move that is needed, who could make it, and whether nobody is there yet."""
+
+    move: Move
+    movers: Collection[str]
+    to_empty: bool
+
+
+def stage_need(holders: Sequence[Collection[str]], visited: int) -> Need | None:
+    """Args: holders: the ids of the peers that hold each stage, ours among them."""
+    move = needed_move([len(peers) for peers in holders], visited)
+    return None if move is None else Need(move, holders[move.source], not holders[move.target])
+
+
+class Balance:
+    """Watches whether a move stays needed, and whether it is on us to make it (rules 5 and 6)."""
 
     def __init__(self, peer_id: str) -> None:
         self._peer_id = peer_id
         self._move: Move | None = None
         self._since_s = 0.0
 
-    def is_due(
-        self, move: Move | None, movers: Collection[str], *, to_empty: bool, now_s: float
-    ) -> bool:
-        """Whether we should make the move now; `movers` could."""
+    def due_move(self, need: Need | None, now_s: float) -> Move | None:
+        """The move that we should make now."""
+        move = None if need is None else need.move
         if move != self._move:
             self._move, self._since_s = move, now_s
-        if move is None or self._peer_id not in movers:
-            return False
-        turn = 1 + sorted(movers, key=turn_of).index(self._peer_id)
-        return now_s - self._since_s >= turn * (EMPTY_S if to_empty else CROWDED_S)
-
-
-class Balance:
-    """Watches whether the stages stay out of balance, and whether it is on us to mend it."""
-
-    def __init__(self, peer_id: str, visited: int) -> None:
-        self._patience = MovePatience(peer_id)
-        self._visited = visited
-
-    def due_move(self, holders: Sequence[Collection[str]], now_s: float) -> Move | None:
-        """The move that we should make now.
-
-        Args:
-            holders: the ids of the peers that hold each stage, ours among them.
-        """
-        move = needed_move([len(peers) for peers in holders], self._visited)
-        movers = holders[move.source] if move else ()
-        to_empty = move is not None and not holders[move.target]
-        is_due = self._patience.is_due(move, movers, to_empty=to_empty, now_s=now_s)
-        return move if is_due else None
+        if need is None or self._peer_id not in need.movers:
+            return None
+        turn = 1 + sorted(need.movers, key=turn_of).index(self._peer_id)
+        patience_s = turn * (EMPTY_S if need.to_empty else CROWDED_S)
+        return move if now_s - self._since_s >= patience_s else None
 
 
 def _shares(stages: int, visited: int) -> list[Fraction]:
@@ -228,9 +222,7 @@ def _largest(peer_id: str, hands: Hands, flops_left: Sequence[float]) -> int | N
     )
 
 
-def needed_expert_move(
-    hands: Hands, flops_left: Sequence[float]
-) -> tuple[Move, tuple[str, ...]] | None:
+def expert_need(hands: Hands, flops_left: Sequence[float]) -> Need | None:
     """The move that would help most, and the peers that could make it (rules 2, 3 and 5)."""
     loads = expert_loads(flops_left, hands.values())
     of: list[list[str]] = [[] for _ in loads]
@@ -249,7 +241,7 @@ def needed_expert_move(
                 and _helps(hands[peer_id].speed, flops_left, loads, source, target)
             ]
             if movers:
-                return Move(source, target), tuple(movers)
+                return Need(Move(source, target), movers, not of[target])
     return None
 
 
@@ -269,17 +261,3 @@ def _helps(
     at_target = speed + flops_left[target] / loads[target]
     at_source = flops_left[source] / loads[source] - speed
     return _load(flops_left[target], at_target) >= _load(flops_left[source], at_source)
-
-
-class ExpertBalance:
-    """Watches whether loads stay unequal, and whether it is on us to mend that."""
-
-    def __init__(self, peer_id: str) -> None:
-        self._patience = MovePatience(peer_id)
-
-    def due_move(self, hands: Hands, flops_left: Sequence[float], now_s: float) -> Move | None:
-        """The move that we should make now; `hands` has us, too."""
-        move, movers = needed_expert_move(hands, flops_left) or (None, ())
-        to_empty = move is not None and all(h.expert != move.target for h in hands.values())
-        is_due = self._patience.is_due(move, movers, to_empty=to_empty, now_s=now_s)
-        return move if is_due else None

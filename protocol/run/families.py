@@ -313,13 +313,6 @@ class _SmolLM3(_WithWindow):
     no_rope_layer_interval: _Count = 4
 
 
-GEMMA_WINDOW: Final = 512
-"""Tokens that a layer with a window looks back, as in Gemma 3 of 270M and 1B."""
-GEMMA_PATTERN: Final = 6
-"""One layer in so many looks back to the beginning."""
-GEMMA_LOCAL_THETA: Final = 10_000.0
-
-
 class _RopeByLayer(_Config):
     full_attention: _Rope = _Rope()
     sliding_attention: _Rope = _Rope()
@@ -332,26 +325,30 @@ class _Gemma3(_WithHeadNorms):
     attention_bias: bool = False
     query_pre_attn_scalar: _HeadWidth = 256
     sliding_window: _Size | None
-    sliding_window_pattern: _Count = GEMMA_PATTERN
+    sliding_window_pattern: _Count = 6
     layer_types: _LayerTypes = None
     rope_parameters: _RopeByLayer | None = None  # type: ignore[assignment]
-    rope_local_base_freq: _Theta = GEMMA_LOCAL_THETA
+    rope_local_base_freq: _Theta = 10_000.0
     final_logit_softcapping: _Real | None = None
     attn_logit_softcapping: _Real | None = None
     use_bidirectional_attention: Literal[False] | None = False
 
     @classmethod
     def of_sizes(cls, model: "ModelSection") -> dict[str, Any]:
-        windows = ["sliding_attention"] * (GEMMA_PATTERN - 1) + ["full_attention"]
+        pattern, theta = (
+            cls.model_fields[key].default
+            for key in ("sliding_window_pattern", "rope_local_base_freq")
+        )
+        windows = ["sliding_attention"] * (pattern - 1) + ["full_attention"]
         return {
             "hidden_activation": "gelu_pytorch_tanh",
-            "layer_types": [windows[at % GEMMA_PATTERN] for at in range(model.num_layers)],
+            "layer_types": [windows[at % pattern] for at in range(model.num_layers)],
             "query_pre_attn_scalar": model.hidden_size // model.num_heads,
             "rope_parameters": {
                 "full_attention": {"rope_theta": model.rope_theta, "rope_type": "default"},
-                "sliding_attention": {"rope_theta": GEMMA_LOCAL_THETA, "rope_type": "default"},
+                "sliding_attention": {"rope_theta": theta, "rope_type": "default"},
             },
-            "sliding_window": GEMMA_WINDOW,
+            "sliding_window": 512,  # as in Gemma 3 of 270M and 1B
         }
 
 

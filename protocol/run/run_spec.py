@@ -29,7 +29,7 @@ from protocol.limits import MAX_PARAMETERS, MAX_SPEC_BYTES, MAX_STAGES
 from protocol.names import printable
 
 from .families import MIXTURES, WITH_STAGES, config_fault, decoder_of, known_family
-from .layout import ALIGNMENT, expert_of_part, part_of_expert
+from .layout import ALIGNMENT, expert_of_part
 from .sections import (
     LIST,
     MAX_STEPS,
@@ -593,11 +593,6 @@ class RunSpec(Section):
         }
         return self.model_copy(update={**own, "experts": (), "ensemble": None})
 
-    def of_part(self, part: str) -> Self:
-        """The run that those train who hold this part: an expert's, or the run itself."""
-        number = expert_of_part(part)
-        return self if number is None else self.of_expert(number)
-
     @property
     def models(self) -> tuple[Self, ...]:
         """The runs that the experts are by themselves; the run itself, where there are none."""
@@ -621,11 +616,6 @@ class RunSpec(Section):
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise InvalidRunSpec(f"the run has no expert '{name}', but {listed}{hint}")
-
-    def part_named(self, name: str | None) -> str | None:
-        """The part of the model that an expert is, by its name; as `expert_named`."""
-        number = self.expert_named(name)
-        return None if number is None else part_of_expert(number)
 
     def name_of(self, part: str) -> str | None:
         """The name of the expert that a part is; None where this run has none of that number."""

@@ -12,6 +12,7 @@ from protocol.run.assignment import (
     needed_move,
     needed_stage,
     newcomers_stage,
+    stage_need,
 )
 
 VISITED = 3
@@ -77,8 +78,8 @@ CROWDED = ({"a"}, {"b", "c", "d"}, {"e"})
 
 def due_at(peer_id, holders):
     """When a peer goes, watching once a second from second 0 on; None if not within the hour."""
-    balance = Balance(peer_id, VISITED)
-    return next((s for s in range(3600) if balance.due_move(holders, float(s))), None)
+    balance, need = Balance(peer_id), stage_need(holders, VISITED)
+    return next((s for s in range(3600) if balance.due_move(need, float(s))), None)
 
 
 def test_an_empty_stage_is_filled_soon_by_one_peer_and_by_the_next_if_that_stays():
@@ -95,10 +96,11 @@ def test_a_crowded_stage_is_left_late_and_one_by_one():
 def test_a_machine_that_comes_back_in_time_is_not_replaced():
     full = (*EMPTY[:2], {"d"})
     for peer_id in "bc":
-        balance = Balance(peer_id, VISITED)
+        balance = Balance(peer_id)
         for second in range(4 * int(EMPTY_S)):
             is_gone = second % int(EMPTY_S)
-            assert balance.due_move(EMPTY if is_gone else full, float(second)) is None
+            need = stage_need(EMPTY if is_gone else full, VISITED)
+            assert balance.due_move(need, float(second)) is None
 
 
 # --- newcomers that come together (rule 7) --------------------------------------------------------

@@ -9,23 +9,24 @@ from protocol.experts.matrix import (
     Advice,
     LossCurve,
     MarginalGain,
-    Matrix,
     advice_at_one_share,
     advice_of,
     gain_of,
+    lines_of_table,
     losses_of_expert,
 )
 
-MATRIX = Matrix(
-    experts=("general", "code", "math"),
-    domains=("general", "code", "mathematics"),
-    losses=((1.5, 2.0, 2.5), (1.9, 1.25, None), (2.0, 2.5, 1.75)),
-    together=(1.5, 1.2, 1.8),
-)
+DOMAINS = ("general", "code", "mathematics")
+ROWS = [
+    ("general", (1.5, 2.0, 2.5)),
+    ("code", (1.9, 1.25, None)),
+    ("math", (2.0, 2.5, 1.75)),
+    ("ensemble", (1.5, 1.2, 1.8)),
+]
 
 
 def test_each_column_has_a_star_where_the_loss_is_lowest_or_several_for_equals():
-    assert list(MATRIX.lines()) == [
+    assert list(lines_of_table(DOMAINS, ROWS)) == [
         "          general     code   mathematics ",
         "general    1.5000*  2.0000        2.5000 ",
         "code       1.9000   1.2500             - ",
@@ -35,8 +36,8 @@ def test_each_column_has_a_star_where_the_loss_is_lowest_or_several_for_equals()
 
 
 def test_a_domain_that_nobody_has_measured_has_no_star():
-    empty = Matrix(("a",), ("a", "b"), ((None, 2.0),), (None, None))
-    assert [line.count("*") for line in empty.lines()] == [0, 1, 0]
+    lines = lines_of_table(("a", "b"), [("a", (None, 2.0)), ("ensemble", (None, None))])
+    assert [line.count("*") for line in lines] == [0, 1, 0]
 
 
 def test_the_gain_is_the_slope_at_the_end_of_the_curve():
@@ -80,7 +81,7 @@ def test_steps_are_advised_from_the_least_gain_to_the_largest_where_that_is_sure
 
 
 def test_gains_stand_beside_the_losses_of_experts_alone():
-    lines = list(MATRIX.lines([2e-15, None, 1.234e-13]))
+    lines = list(lines_of_table(DOMAINS, ROWS, [2e-15, None, 1.234e-13]))
     assert [line.split()[-1] for line in lines] == ["gain", "2", "-", "123", "-"]
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from peer.cli import asking
 from peer.cli.app import app
 from peer.cli.asking import NEXT, ONE, SEVERAL, Questions, ask, check_file, free_name, questions
-from peer.cli.new import checked_spec
+from peer.cli.new import preset_spec
 from peer.options.config import ConfigError
 from protocol.run.run_spec import parse_toml
 
@@ -69,7 +69,7 @@ def test_answers_become_arguments_of_the_same_run_spec() -> None:
     given = {"preset": "125m", "data": "text:my books/*.txt", "method": "diloco", "seed": "7"}
     arguments, *_ = answered(questions(), file="mine.toml", **given)
     assert CliRunner().invoke(app, ["new", *arguments]).exit_code == 0
-    assert parse_toml(Path("mine.toml").read_text()) == checked_spec(
+    assert parse_toml(Path("mine.toml").read_text()) == preset_spec(
         "125m", "diloco", data="text:my books/*.txt", seed=7
     )
 

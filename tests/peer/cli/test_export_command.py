@@ -119,8 +119,9 @@ def test_a_model_is_put_together_from_its_stages(
     vectors[0].tofile(other)
 
     def fetched(_home: Home, *request: object, **asked: object) -> dict[str, str]:
-        assert request[0] == "fetch_part"
-        assert asked == {"part": "stage/0", "padded_parameters": layouts[0].padded_parameters}
+        assert request[0] == "fetch_weights"
+        size = layouts[0].padded_parameters
+        assert asked == {"part": "stage/0", "padded_parameters": size, "peer": None}
         return {"path": str(other)}
 
     monkeypatch.setattr(export, "told", fetched)
@@ -178,7 +179,7 @@ async def test_from_a_daemon_that_has_no_state_yet_the_checkpoint_is_exported(
 ) -> None:
     """As from one that looks who else is back."""
     keep(home, 200, 2.0)
-    looks = SimpleNamespace(service=None)
+    looks = SimpleNamespace(training=None)
     handlers = ControlRequests(cast(Any, looks), cast(Any, None)).handlers()
     with (
         tempfile.TemporaryDirectory(prefix="loco-test-") as sockets,

@@ -65,7 +65,7 @@ class World:
             scalars = StateScalars("ab" * 16, 3, 180, self.models[OWN].layout.digest, 0, 0, 99, 0.5)
             write_state(path, scalars, theta_P, np.zeros_like(theta_P))
             return {"path": str(path), "part": part_of_expert(OWN), "round": 3, "tokens": 99}
-        assert request == "fetch_part"
+        assert request == "fetch_weights"
         number = int(wanted["part"][-1])
         self.asked.append(self.run.experts[number].name)
         if number in self.gone:

@@ -11,8 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from peer.cli.app import app
-from peer.cli.completion import SHELLS
+from peer.cli.app import SHELLS, app
 from peer.cli.new import ALL_PRESETS, METHODS, OPTIMIZERS
 from peer.cli.options import COMMANDS, EXAMPLES, GROUPS
 from peer.options.config import OPTIONS, check_given

@@ -219,12 +219,12 @@ def test_a_running_peer_is_asked_for_the_stages_that_count(
     assert whole.exit_code == 0, whole.stderr
     assert asked == [
         ("write_state", None),
-        ("fetch_part", "stage/1"),
-        ("fetch_part", "stage/2"),
+        ("fetch_weights", "stage/1"),
+        ("fetch_weights", "stage/2"),
     ]
     asked.clear()
     with home.locked():
         without = loco(*arguments, "--without-stages", "2")
-    assert asked == [("write_state", None), ("fetch_part", "stage/1")]
+    assert asked == [("write_state", None), ("fetch_weights", "stage/1")]
     assert (without.exit_code, without.stdout == whole.stdout) == (0, False)
     assert sorted(path.name for path in home.state_dir.iterdir()) == ["now.state"]

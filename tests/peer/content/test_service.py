@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from peer.content import service
 from peer.content.fetching import ExpectedState, whole_state
 from peer.content.service import ContentService, WrittenState
-from peer.daemon.first_weights import FirstWeights
+from peer.daemon.kept_experts import first_state
 from peer.runtime.work import SimulatedWork
 from protocol.content.samples import BLOCK_VALUES, block_starts
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
@@ -109,7 +109,7 @@ async def test_the_state_of_another_group_that_is_kept_here_is_given_and_no_samp
 ) -> None:
     group, slow_P = Group(SIGNED.run_id, "expert/1").digest, np.arange(P, dtype=np.float32)
     slow_P.tofile(tmp_path / "weights.f32")
-    kept = FirstWeights(group, tmp_path / "weights.f32", "cd" * 16, SimulatedWork())
+    kept = first_state(group, tmp_path / "weights.f32", "cd" * 16, SimulatedWork())
 
     async def other(asked: str) -> WrittenState | None:
         return kept if asked == group else None

@@ -5,11 +5,12 @@ import pytest
 from expert_worlds import ANY, STEPS, begin, expert_of, go_over, run_of
 from swarm_worlds import simulated, start
 
-from peer.daemon.kept_experts import KeptExpert
+from peer.daemon import kept_experts
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
+from peer.state.checkpoints import Checkpoint
 from protocol.content.samples import Float32Vector
 from protocol.errors import InvalidRunSpec
 from protocol.run.assignment import EMPTY_S
@@ -152,15 +153,15 @@ async def test_when_an_expert_is_trained_its_peers_go_on_with_others_and_one_ser
 async def test_a_newcomer_goes_on_from_what_another_peer_has_kept_if_it_is_any_good(
     tmp_path, lies, monkeypatch
 ):
-    def random_values(self: KeptExpert) -> tuple[Float32Vector, Float32Vector]:
-        size = self.checkpoint.manifest.padded_parameters
+    def random_values(checkpoint: Checkpoint) -> tuple[Float32Vector, Float32Vector]:
+        size = checkpoint.manifest.padded_parameters
         return np.full(size, 99.0, np.float32), np.zeros(size, np.float32)
 
     spec = run_of({"general": 400, "code": 400})
     async with open_swarm(2, spec, tmp_path) as swarm:
         other = await trains_code_then_general(swarm)
         if lies:
-            monkeypatch.setattr(KeptExpert, "_vectors", random_values)
+            monkeypatch.setattr(kept_experts, "vectors_of", random_values)
         await begin(swarm, "d")
         assert expert_of(swarm["d"]) == "code"
         (begun,) = swarm["d"].events(EventName.EXPERT_BEGUN)

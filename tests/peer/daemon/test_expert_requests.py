@@ -26,14 +26,14 @@ async def test_the_weights_of_another_expert_come_from_one_of_its_peers(tmp_path
         held, asked = swarm["b"].facts.held, requests(swarm["a"])
         assert held is not None
         wanted = {"part": "expert/1", "padded_parameters": held.shape.padded_parameters}
-        told = await asked.fetch_part(wanted)
+        told = await asked.fetch_weights(wanted)
         weights = np.fromfile(told["path"], "<f4")
         assert weights.size == held.shape.padded_parameters
         assert weights.any()
         assert told["round"] >= 1
         assert told["tokens"] > 0
         with pytest.raises(LocoError, match="no peer that we see holds expert 2"):
-            await asked.fetch_part(wanted | {"part": "expert/2"})
+            await asked.fetch_weights(wanted | {"part": "expert/2"})
 
 
 @simulated()

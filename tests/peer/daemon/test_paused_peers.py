@@ -35,8 +35,10 @@ def spec_of(method: str, rounds: int = ROUNDS) -> RunSpec:
 
 
 def pause_of(peer: SimulatedPeer) -> Pause:
-    assert peer.peer.rounds is not None
-    return peer.peer.rounds.pause
+    training = peer.peer.training
+    assert training is not None
+    assert training.rounds is not None
+    return training.rounds.pause
 
 
 async def paused(swarm: SimulatedSwarm, name: str) -> SimulatedPeer:

@@ -24,6 +24,7 @@ from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.process.rejoin import JoinAgain
+from peer.rounds.loop import RoundLoop
 from peer.runtime.work import SimulatedWork
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import CHECKPOINTS_KEPT, SimulatedPeer, SimulatedSwarm, open_swarm
@@ -37,6 +38,12 @@ from protocol.outcomes import RefusalReason
 from protocol.schedule.rounds import LOST_LAG_ROUNDS
 
 pytestmark = pytest.mark.slow
+
+
+def rounds_of(peer: SimulatedPeer) -> RoundLoop | None:
+    training = peer.peer.training
+    return None if training is None else training.rounds
+
 
 KEEPS = Machine(checkpoint_every_s=5.0)
 ROUNDS = 40
@@ -110,7 +117,7 @@ async def test_a_checkpoint_before_the_first_round_says_where_its_weights_stand(
         await train(swarm, "a")
         joiner = swarm.join("b", Machine(checkpoint_every_s=0.0))
         await swarm.until(lambda: bool(joiner.events(EventName.TRAINER_STARTED)))
-        await swarm.until(lambda: joiner.peer.rounds is not None)
+        await swarm.until(lambda: rounds_of(joiner) is not None)
         joiner.peer.request_stop()
         await joiner.ended.wait()
         written = joiner.events(EventName.CHECKPOINT_WRITTEN)
@@ -328,7 +335,7 @@ async def test_a_peer_that_leaves_joins_nothing_again(tmp_path):
     async with open_swarm(1, toy_spec(10 * ROUNDS), tmp_path) as swarm:
         await train(swarm, "a", "b")
         peer = swarm["a"]
-        rounds = peer.peer.rounds
+        rounds = rounds_of(peer)
         assert rounds is not None
         line = rounds._checkpoints._line  # type: ignore[attr-defined]
 

@@ -12,13 +12,13 @@ import trio
 from peer.observe import control
 from peer.observe.control import (
     MAX_CONNECTIONS,
-    MAX_REQUEST_BYTES,
     ControlFailed,
     NoDaemon,
     ask,
     serve_control,
 )
 from protocol.errors import LocoError
+from protocol.limits import MAX_HEADER_BYTES
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ async def test_an_error_of_ours_reaches_the_client_as_a_sentence(
         b"[]\n",
         b'{"request": "destroy"}\n',
         b'{"request": []}\n',
-        b"[" * (MAX_REQUEST_BYTES - 1) + b"\n",
+        b"[" * (MAX_HEADER_BYTES - 1) + b"\n",
     ],
     ids=["no JSON", "a list", "unknown", "no name", "nested too deep"],
 )
@@ -135,7 +135,7 @@ async def test_a_request_that_is_too_long_ends_its_connection(
 ) -> None:
     await nursery.start(serve_control, path, HANDLERS, no_bug)
     try:
-        pad = b"x" * MAX_REQUEST_BYTES
+        pad = b"x" * MAX_HEADER_BYTES
         assert await raw(path, b'{"request": "echo", "pad": "' + pad + b'"}\n') == b""
     except trio.BrokenResourceError:
         pass

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from peer.observe.control import MAX_CONNECTIONS, MAX_REQUEST_BYTES
+from peer.observe.control import MAX_CONNECTIONS
 from peer.observe.endpoint import (
     EndpointUnavailable,
     HttpAnswer,
@@ -21,7 +21,7 @@ from peer.observe.endpoint import (
 from peer.observe.history import History
 from peer.observe.status import Status
 from peer.options.values import HostPort
-from protocol.limits import ANSWER_S
+from protocol.limits import ANSWER_S, MAX_HEADER_BYTES
 
 TOKEN = "0123456789abcdef"
 
@@ -223,7 +223,7 @@ async def test_monitors_that_ask_for_the_head_get_it_alone(port: int) -> None:
         (b"nonsense\r\n\r\n", b"400"),
         (b"GET /metrics SMTP\r\n\r\n", b"400"),
         (b"\x00\xff" * 20 + b"\r\n\r\n", b"400"),
-        (b"GET /metrics HTTP/1.1\r\nX: " + b"x" * MAX_REQUEST_BYTES, b"431"),
+        (b"GET /metrics HTTP/1.1\r\nX: " + b"x" * MAX_HEADER_BYTES, b"431"),
     ],
 )
 async def test_other_requests_are_told_so(port: int, request_bytes: bytes, status: bytes) -> None:

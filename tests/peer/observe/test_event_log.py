@@ -16,8 +16,9 @@ from event_fields import FIELDS
 import peer
 from bench.real_peers import read_events
 from peer.observe.event_names import EventName
-from peer.observe.events import MAX_LINE_BYTES, EventLog, LineFile, rotated, said_of
+from peer.observe.events import EventLog, LineFile, rotated, said_of
 from peer.options.values import LogFormat
+from protocol.limits import MAX_HEADER_BYTES
 
 PEER = "12D3KooWQYV9dGMFoRzNStwpXztXaBUjtPqi6aU76ZgUriHhKust"
 
@@ -79,7 +80,7 @@ async def test_every_line_is_strict_json_and_bounded() -> None:
     log = log_to(lines)
     log.emit("Validated", round=1, loss=float("nan"))
     log.emit("DaemonStarted", home=Path("/x"), addresses=("a", "b\nc"))
-    log.emit("TrainerDied", detail="x" * 2 * MAX_LINE_BYTES)
+    log.emit("TrainerDied", detail="x" * 2 * MAX_HEADER_BYTES)
 
     def refuse(word: str) -> None:
         raise AssertionError(word)
@@ -87,8 +88,8 @@ async def test_every_line_is_strict_json_and_bounded() -> None:
     events = [json.loads(line, parse_constant=refuse) for line in lines]
     assert events[0]["loss"] == "nan"
     assert events[1]["home"] == "/x"
-    assert events[2]["cut_bytes"] > MAX_LINE_BYTES
-    assert all(len(line) <= MAX_LINE_BYTES and b"\n" not in line for line in lines)
+    assert events[2]["cut_bytes"] > MAX_HEADER_BYTES
+    assert all(len(line) <= MAX_HEADER_BYTES and b"\n" not in line for line in lines)
 
 
 async def test_a_full_disk_is_survived() -> None:

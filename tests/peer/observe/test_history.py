@@ -1,6 +1,6 @@
 """The points of a run that curves are drawn from."""
 
-from peer.observe.history import COLUMNS, SAMPLE_EVERY_S, History
+from peer.observe.history import SAMPLE_EVERY_S, History
 from peer.observe.status import Outcomes, PeerStatus, Status
 from peer.runtime import NetworkStatistics
 
@@ -10,6 +10,21 @@ PEERS = (
     PeerStatus("d", "downloading"),
 )
 NOTHING = NetworkStatistics({}, {})
+COLUMNS = (
+    "up_s",
+    "step",
+    "train_loss",
+    "validation_loss",
+    "peers_loss",
+    "best_loss",
+    "worst_loss",
+    "tokens_per_s",
+    "swarm_tokens_per_s",
+    "sent_bytes_per_s",
+    "received_bytes_per_s",
+    "averaged_share",
+    "peers",
+)
 
 
 def note(history: History, count: int, **known) -> None:

@@ -1,7 +1,7 @@
 """The table of all pairs: what each peer tells of its averages, this peer first."""
 
+from peer.daemon.report import MOST_PEERS, pairs_json
 from peer.facts import Facts
-from peer.observe.pairs import MOST_PEERS, pairs_json
 
 
 def test_a_row_is_what_one_peer_tells() -> None:

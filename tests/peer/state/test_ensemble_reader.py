@@ -171,7 +171,11 @@ def test_vocabularies_that_differ_are_refused(folder: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("prompt", "tokens", "sentence"),
-    [("", 1, "the prompt is empty"), ("x" * 30, 3, "read 32 at once"), ("x" * 32, None, "read 32")],
+    [
+        ("", 1, "the prompt is empty"),
+        ("x" * 30, 3, "reads 32 at once"),
+        ("x" * 32, None, "reads 32"),
+    ],
 )
 def test_a_prompt_that_does_not_fit_is_refused(folder: Path, prompt, tokens, sentence) -> None:
     with pytest.raises(ValueError, match=sentence):
