@@ -90,6 +90,7 @@ SET_BY_START: Final = frozenset(
     {
         "data.manifest",
         "data.tokenizer_digest",
+        "data.document_end",
         "adapter.base",
         "admission.secret_digest",
         "experts.manifest",
@@ -335,6 +336,8 @@ def preset_spec(
     corpus = {**tree.get("data", {}), **({} if source is None else {"source": source})}
     own = {"sync": sync, "optimizer": inner, "pipeline": pipeline, "data": corpus, "seed": seed}
     whole = {**tree, **own}
+    if stages == 1:
+        whole["training"] = {**tree["training"], "compile": "auto"}
     if model is not None:
         here = Path(model).expanduser()
         named = str(here.absolute()) if here.exists() else model

@@ -52,13 +52,16 @@ class AdamW:
     """torch.optim.AdamW, fused; torch's own class imports its compiler, which takes seconds."""
 
     def __init__(
-        self, decaying: list[tuple[list[torch.nn.Parameter], float]], betas: tuple[float, float]
+        self,
+        decaying: list[tuple[list[torch.nn.Parameter], float]],
+        betas: tuple[float, float],
+        dtype: torch.dtype,
     ) -> None:
         self.param_groups: list[dict[str, Any]] = [
             {"params": parameters, "weight_decay": decay} for parameters, decay in decaying
         ]
         self.state: defaultdict[torch.Tensor, dict[str, torch.Tensor]] = defaultdict(dict)
-        self._betas = betas
+        self._betas, self._dtype = betas, dtype
 
     @torch.no_grad()
     def step(self) -> None:
@@ -68,23 +71,72 @@ class AdamW:
                 if not state:
                     state["step"] = torch.zeros((), device=parameter.device)
                     for name in ADAMW_MOMENTS:
-                        state[name] = torch.zeros_like(parameter)
-            adamw(
-                group["params"],
-                [parameter.grad for parameter in group["params"]],
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [],
-                [state["step"] for state in states],
-                fused=True,
-                amsgrad=False,
-                beta1=self._betas[0],
-                beta2=self._betas[1],
-                lr=group["lr"],
-                weight_decay=group["weight_decay"],
-                eps=1e-8,
-                maximize=False,
-            )
+                        state[name] = torch.zeros_like(parameter, dtype=self._dtype)
+            gradients = [parameter.grad for parameter in group["params"]]
+            moments = [[state[name] for state in states] for name in ADAMW_MOMENTS]
+            steps = [state["step"] for state in states]
+            if self._dtype == torch.float32:
+                self._move(group, group["params"], gradients, *moments, steps)
+            else:
+                for one in zip(group["params"], gradients, *moments, steps, strict=True):
+                    self._move_in_tiles(group, *one)
+
+    def _move_in_tiles(
+        self,
+        group: dict[str, Any],
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        mean: torch.Tensor,
+        square: torch.Tensor,
+        step: torch.Tensor,
+    ) -> None:
+        """Moments are fp32 for a tile of the vector at a time."""
+        vectors = (each.view(-1).split(MOST_TOGETHER) for each in (gradient, mean, square))
+        tiles = parameter.detach().view(-1).split(MOST_TOGETHER)
+        for weights, slope, *kept in zip(tiles, *vectors, strict=True):
+            exact = [moment.float() for moment in kept]
+            self._move(group, [weights], [slope], *([each] for each in exact), [step.clone()])
+            for moment, its in zip(kept, exact, strict=True):
+                round_into(moment, its)
+        step += 1
+
+    def _move(
+        self,
+        group: dict[str, Any],
+        weights: list[torch.Tensor],
+        gradients: list[torch.Tensor],
+        means: list[torch.Tensor],
+        squares: list[torch.Tensor],
+        steps: list[torch.Tensor],
+    ) -> None:
+        adamw(
+            weights,
+            gradients,
+            means,
+            squares,
+            [],
+            steps,
+            fused=True,
+            amsgrad=False,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=1e-8,
+            maximize=False,
+        )
+
+
+def round_into(kept: torch.Tensor, exact: torch.Tensor) -> None:
+    """Keep fp32 values in bf16, up or down by chance, so that they are right in the mean.
+
+    Rounded to the nearest, a moment would stand still where a step moves it by less than half of
+    bf16's distance. The fp32 values are used up.
+    """
+    bits = exact.view(torch.int32)
+    bits += torch.randint_like(bits, 1 << 16)
+    bits &= -1 << 16
+    kept.copy_(exact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +187,7 @@ class FlatOptimizer:
         self.clip_norm = section.clip_norm
         self._parts = parts
         self._ranks, self._spans = ranks, spans
+        self._dtype = DTYPES[section.moments]
         self.num_steps = 0
 
     def reset(self) -> None:
@@ -145,7 +198,7 @@ class FlatOptimizer:
         self.num_steps = 0
 
     def moments(self) -> dict[str, torch.Tensor]:
-        """The moments by name, as flat vectors, fp32; none before the first step.
+        """The moments by name, as flat vectors; none before the first step.
 
         They are views; but of several ranks, copies in the main memory of rank 0.
         """
@@ -176,7 +229,7 @@ class FlatOptimizer:
                 if isinstance(part.optimizer, AdamW):
                     state["step"] = torch.tensor(float(num_steps), device=own.device)
                 for name in part.moments:
-                    state[name] = torch.empty_like(own, memory_format=torch.contiguous_format)
+                    state[name] = torch.empty(own.shape, dtype=self._dtype, device=own.device)
 
     def _moments(self) -> Iterator[tuple[str, OptimizerLeaf, torch.Tensor | None]]:
         """Each moment by name, with what we have of it as a flat view."""
@@ -234,7 +287,8 @@ def inner_optimizer(
     ]
     decaying = [(_own(leaves), decay) for leaves, decay in groups]
     all_leaves = tuple(leaf for leaves, _ in groups for leaf in leaves)
-    parts = [OptimizerPart(AdamW(decaying, section.betas), ADAMW_MOMENTS, all_leaves)]
+    dtype = DTYPES[section.moments]
+    parts = [OptimizerPart(AdamW(decaying, section.betas, dtype), ADAMW_MOMENTS, all_leaves)]
     if with_muon:
         muon = section.muon or MuonSection()
         peak = section.learning_rate if muon.learning_rate is None else muon.learning_rate
@@ -242,6 +296,7 @@ def inner_optimizer(
         made = Muon(
             _own(leaves),
             precision,
+            dtype,
             MOST_TOGETHER if matrices[0].is_cuda else 0,
             lr=peak,
             weight_decay=section.weight_decay,
@@ -277,12 +332,13 @@ class Muon(torch.optim.Muon):
         self,
         matrices: list[torch.nn.Parameter],
         precision: Precision,
+        moments: torch.dtype,
         most_together: int,
         **settings: Any,
     ) -> None:
         super().__init__([{"params": matrices}], **settings)  # which may be none
         self.dtype = DTYPES[precision]
-        self._most_together = most_together
+        self._moments, self._most_together = moments, most_together
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -301,9 +357,13 @@ class Muon(torch.optim.Muon):
 
     def _step(self, parameters: list[Any], group: dict[str, Any]) -> None:
         gradients = [parameter.grad for parameter in parameters]
-        buffers = [self._buffer(parameter) for parameter in parameters]
+        kept = [self._buffer(parameter) for parameter in parameters]
+        buffers = [buffer.float() for buffer in kept]  # themselves, where they are fp32
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
         looked_ahead = torch._foreach_lerp(gradients, buffers, group["momentum"])
+        if self._moments != torch.float32:
+            for buffer, exact in zip(kept, buffers, strict=True):
+                round_into(buffer, exact)
         several = len(parameters) > 1
         matrices = torch.stack(looked_ahead) if several else looked_ahead[0]
         settings = group["ns_coefficients"], group["ns_steps"], group["eps"]
@@ -317,7 +377,7 @@ class Muon(torch.optim.Muon):
     def _buffer(self, parameter: torch.Tensor) -> torch.Tensor:
         state = self.state[parameter]
         if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
+            state["momentum_buffer"] = torch.zeros_like(parameter, dtype=self._moments)
         buffer: torch.Tensor = state["momentum_buffer"]
         return buffer
 

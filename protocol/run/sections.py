@@ -160,6 +160,8 @@ class OptimizerSection(Section):
     """On matrices."""
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients longer than this are scaled down to it."""
+    moments: Literal["fp32", "bf16"] = "fp32"
+    """How past gradients are kept: 'bf16' takes half of the memory."""
     muon: MuonSection | None = None
     """With `name = "muon"` only, and then never None."""
 

@@ -25,7 +25,7 @@ from protocol.schedule.progress import Counting, Tell, nobody
 from .blocks import Corpus, PieceCorpus, cut_piece, is_packed, open_file, without_marks
 from .chats import CHAT, ChatTemplate, template_of
 from .documents import DOCUMENT_KINDS, glob_texts, stdlib_texts
-from .packed import RAW_SUFFIXES, InvalidCorpus, largest_token, pack, token_dtype
+from .packed import PART_BYTES, RAW_SUFFIXES, InvalidCorpus, largest_token, pack, token_dtype
 from .tokenise import PACKING, pack_documents
 from .tokenizer import Tokenizer, load_tokenizer
 
@@ -169,6 +169,20 @@ def prepare_corpus(
             texts = stdlib_texts() if kind == "stdlib" else glob_texts(where)
             pack(texts, tokenizer, packed, tell)
         return _kept(spec, packed, tokenizer, cache_dir, tell, is_ours=True)
+
+
+def document_end(spec: RunSpec, kept: KeptCorpus) -> int:
+    """The token behind each text of a corpus. Raises InvalidCorpus where there is none."""
+    corpus, ends = kept.open(), load_tokenizer(spec.data.tokenizer).separator
+    assert isinstance(corpus, Corpus), "whoever makes a corpus has it whole"
+    parts = range(0, len(corpus.train), PART_BYTES)
+    if not ends or not any((corpus.train[at : at + PART_BYTES] == ends[0]).any() for at in parts):
+        raise InvalidCorpus(
+            "with data.mask_documents attention ends where a document does, and no text of this"
+            f" corpus is followed by {'the token' if ends else 'a token'} that ends one: leave the"
+            " key out, or take a tokenizer that has an end of text"
+        )
+    return int(ends[0])
 
 
 def _template(spec: RunSpec) -> ChatTemplate:
