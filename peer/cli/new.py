@@ -174,6 +174,8 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
 """Keys that differ from the run spec's defaults, by preset."""
 ALL_PRESETS: Final = {**PRESETS, **TUNING}
 TUNED: Final = " or ".join(TUNING)
+BRIEF: Final = frozenset({"demo"})
+"""Presets of runs that are over before it pays to compile a model."""
 UNTRIED: Final = frozenset({"125m", "1b"})
 """Presets with sizes and rates from the literature, which nobody has trained to the end."""
 
@@ -336,7 +338,7 @@ def preset_spec(
     corpus = {**tree.get("data", {}), **({} if source is None else {"source": source})}
     own = {"sync": sync, "optimizer": inner, "pipeline": pipeline, "data": corpus, "seed": seed}
     whole = {**tree, **own}
-    if stages == 1:
+    if stages == 1 and preset not in BRIEF:
         whole["training"] = {**tree["training"], "compile": "auto"}
     if model is not None:
         here = Path(model).expanduser()

@@ -73,12 +73,12 @@ class AdamW:
                     for name in ADAMW_MOMENTS:
                         state[name] = torch.zeros_like(parameter, dtype=self._dtype)
             gradients = [parameter.grad for parameter in group["params"]]
-            moments = [[state[name] for state in states] for name in ADAMW_MOMENTS]
+            means, squares = ([state[name] for state in states] for name in ADAMW_MOMENTS)
             steps = [state["step"] for state in states]
             if self._dtype == torch.float32:
-                self._move(group, group["params"], gradients, *moments, steps)
+                self._move(group, group["params"], gradients, means, squares, steps)
             else:
-                for one in zip(group["params"], gradients, *moments, steps, strict=True):
+                for one in zip(group["params"], gradients, means, squares, steps, strict=True):
                     self._move_in_tiles(group, *one)
 
     def _move_in_tiles(
@@ -91,13 +91,13 @@ class AdamW:
         step: torch.Tensor,
     ) -> None:
         """Moments are fp32 for a tile of the vector at a time."""
-        vectors = (each.view(-1).split(MOST_TOGETHER) for each in (gradient, mean, square))
-        tiles = parameter.detach().view(-1).split(MOST_TOGETHER)
-        for weights, slope, *kept in zip(tiles, *vectors, strict=True):
-            exact = [moment.float() for moment in kept]
-            self._move(group, [weights], [slope], *([each] for each in exact), [step.clone()])
-            for moment, its in zip(kept, exact, strict=True):
-                round_into(moment, its)
+        vectors = (parameter.detach(), gradient, mean, square)
+        for tile in zip(*(each.view(-1).split(MOST_TOGETHER) for each in vectors), strict=True):
+            exact = [each.float() for each in tile]  # themselves, where they are fp32
+            weights, gradients, means, squares = ([each] for each in exact)
+            self._move(group, weights, gradients, means, squares, [step.clone()])
+            for kept, moved in zip(tile[2:], exact[2:], strict=True):
+                round_into(kept, moved)
         step += 1
 
     def _move(

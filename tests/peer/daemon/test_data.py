@@ -159,8 +159,9 @@ async def test_a_founders_tokenizer_runs_on_nothing_that_the_user_has_not_named(
 
 async def with_documents(folder: Path, **data: Any) -> int | None:
     """The token that a founder writes into its run spec, for attention to end at."""
-    data = {"source": f"text:{folder}/*.txt", "validation_blocks": 1, "mask_documents": True} | data
-    spec = RunSpec(model=ModelSection(context_length=8), data=DataSection(**data))
+    data = {"source": f"text:{folder}/*.txt", "mask_documents": True, **data}
+    section = DataSection.model_validate({"validation_blocks": 1, **data})
+    spec = RunSpec(model=ModelSection(context_length=8), data=section)
     frozen, _ = await freeze_data(spec, folder / "founder", SimulatedWork())
     assert RunSpec.model_validate(frozen.model_dump()) == frozen
     return frozen.data.document_end
