@@ -40,7 +40,7 @@ FUSED_PAIR: Final = ".gate_up_proj"
 GPU: Final = "cuda"
 """The type of devices on which compiling was measured to pay (docs/results/gpu.md)."""
 MOST_TOLD_CHARS: Final = 200
-"""Of the first line of what a compiler says."""
+"""The most that is told of the first line that a compiler says."""
 NO_TARGET: Final = -100
 """What `cross_entropy` leaves out."""
 

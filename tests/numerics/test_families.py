@@ -210,7 +210,7 @@ def test_layers_that_are_computed_again_give_the_same_gradient(family: str, prec
         model = FlatModel(module, CPU)
         assert not again or (model.recompute() and not model.recompute())
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            with Kept() as graph:
+            with GraphSize() as graph:
                 loss = model.loss(tokens)
             loss.backward()
         told.append((loss.detach(), model.gradient_P))
@@ -219,7 +219,7 @@ def test_layers_that_are_computed_again_give_the_same_gradient(family: str, prec
     assert kept[1] < 0.35 * kept[0]
 
 
-class Kept:
+class GraphSize:
     """How many values a graph keeps for its backward pass."""
 
     def __enter__(self) -> Self:

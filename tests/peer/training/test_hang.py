@@ -103,10 +103,16 @@ async def test_one_that_compiles_is_waited_for_as_at_the_start(autojump_clock, c
     assert (trio.current_time() > 2 * START_TIMEOUT_S) == compiled
 
 
+class Ended:
+    async def wait(self):
+        await trio.lowlevel.checkpoint()
+
+
 class ToldChild(SilentChild):
     """Keeps the settings that it begins with."""
 
     told: list[TrainerSettings]
+    process = Ended()
 
     async def begin(self, task, settings, descriptors):
         self.told.append(settings)
