@@ -16,6 +16,10 @@ ten times as long. In fp32 the same iterations are more exact and 17 times as fa
 between its many small operations, so there matrices of one shape go together. All else, state
 included, is torch's: a checkpoint of one goes on in the other.
 
+Moments may be kept in bf16 (`optimizer.moments`), rounded to the nearest after each step in fp32.
+A moment that a step moves by less than half of bf16's distance, at most 1/256, stands still, so the
+run spec bounds the betas there.
+
 The size of Muon's step is the run spec's `adjust_lr`, by its names in torch: `original` makes it
 the rate times sqrt(max(1, rows / columns)), `match_rms_adamw` as long as AdamW's usual step, 0.2
 per weight in the mean square (arXiv 2502.16982): then AdamW's rate and weight decay fit.
@@ -97,7 +101,7 @@ class AdamW:
             weights, gradients, means, squares = ([each] for each in exact)
             self._move(group, weights, gradients, means, squares, [step.clone()])
             for kept, moved in zip(tile[2:], exact[2:], strict=True):
-                round_into(kept, moved)
+                kept.copy_(moved)
         step += 1
 
     def _move(
@@ -125,18 +129,6 @@ class AdamW:
             eps=1e-8,
             maximize=False,
         )
-
-
-def round_into(kept: torch.Tensor, exact: torch.Tensor) -> None:
-    """Keep fp32 values in bf16, up or down by chance, so that they are right in the mean.
-
-    Rounded to the nearest, a moment would stand still where a step moves it by less than half of
-    bf16's distance. The fp32 values are used up.
-    """
-    bits = exact.view(torch.int32)
-    bits += torch.randint_like(bits, 1 << 16)
-    bits &= -1 << 16
-    kept.copy_(exact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,9 +353,8 @@ class Muon(torch.optim.Muon):
         buffers = [buffer.float() for buffer in kept]  # themselves, where they are fp32
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
         looked_ahead = torch._foreach_lerp(gradients, buffers, group["momentum"])
-        if self._moments != torch.float32:
-            for buffer, exact in zip(kept, buffers, strict=True):
-                round_into(buffer, exact)
+        for buffer, exact in zip(kept, buffers, strict=True):
+            buffer.copy_(exact)  # nothing, where they are the same
         several = len(parameters) > 1
         matrices = torch.stack(looked_ahead) if several else looked_ahead[0]
         settings = group["ns_coefficients"], group["ns_steps"], group["eps"]

@@ -125,6 +125,8 @@ class AdmissionSection(Section):
 
 
 # --- optimizer ------------------------------------------------------------------------------------
+MOST_BF16_BETA: Final = 0.99
+"""Of a moment that is rounded to bf16: one that moves by less than 1/256 a step may be lost."""
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -175,6 +177,12 @@ class OptimizerSection(Section):
     def _faults(self) -> Iterator[PydanticCustomError]:
         if self.muon is not None and self.name != "muon":
             yield self._misfit("name", '[optimizer.muon] needs name = "muon"')
+        momentum = 0.0 if self.muon is None else self.muon.momentum
+        if self.moments == "bf16" and max(*self.betas, momentum) > MOST_BF16_BETA:
+            what = (
+                f"needs betas and momentum up to {MOST_BF16_BETA}: slower moments would stand still"
+            )
+            yield self._misfit("moments", what)
 
 
 # --- pipeline -------------------------------------------------------------------------------------

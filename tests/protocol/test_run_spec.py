@@ -749,6 +749,14 @@ def test_adapters_and_conversations_are_of_one_whole_model(toml: str, sentence: 
             "data.document_end: says nothing without mask_documents: leave it out (got 3)",
         ),
         ("optimizer.moments = 'fp16'", "optimizer.moments: must be 'fp32' or 'bf16' (got 'fp16')"),
+        (
+            "optimizer.moments = 'bf16'\noptimizer.betas = [0.9, 0.999]",
+            "optimizer.moments: needs betas and momentum up to 0.99: slower moments would stand",
+        ),
+        (
+            "optimizer.moments = 'bf16'\noptimizer.name = 'muon'\noptimizer.muon.momentum = 0.995",
+            "optimizer.moments: needs betas and momentum up to 0.99",
+        ),
         ("training.compile = 1", "training.compile: must be true, false or 'auto' (got 1)"),
     ],
 )

@@ -87,7 +87,6 @@ def test_weights_and_moments_go_on_bit_for_bit(tmp_path, name, moments):
     keep_weights(tmp_path / "f", first.model.theta_P, first.optimizer, own_steps=3)
     assert take_over_weights(tmp_path / "f", second.model.theta_P, second.optimizer) == 3
     for trained in (first, second):
-        torch.manual_seed(7)  # bf16 is rounded by chance
         trained.step(4, 5)
     assert torch.equal(first.model.theta_P, second.model.theta_P)
     assert first.optimizer.num_steps == second.optimizer.num_steps == 5

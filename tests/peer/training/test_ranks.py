@@ -145,7 +145,6 @@ async def test_several_train_as_one(corpus, tmp_path, optimizer, ranks, batch_si
 
 
 async def test_several_keep_coarse_moments_and_one_takes_them_over(corpus, tmp_path):
-    """They are rounded by chance, so no two trainers have the same."""
     found = []
     for moments in ("fp32", "bf16"):
         async with _trainer(_settings(corpus, 2, "muon", moments=moments)) as (trainer, _):
