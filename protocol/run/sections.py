@@ -126,7 +126,7 @@ class AdmissionSection(Section):
 
 # --- optimizer ------------------------------------------------------------------------------------
 MOST_BF16_BETA: Final = 0.99
-"""Of a moment that is rounded to bf16: one that moves by less than 1/256 a step may be lost."""
+"""Rounded to bf16, a moment may lose a step that moves it by less than 1/256."""
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
