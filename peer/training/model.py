@@ -284,8 +284,8 @@ class FlatModel:
         """
         balances = self._balance > 0 and torch.is_grad_enabled()
         told = {"output_router_logits": True} if balances else {}
-        inputs_BT, targets_BT = _inputs_and_targets(tokens_BT)
-        out = self._forward(**self._given(inputs_BT), **told)
+        given, targets_BT = _inputs_and_targets(tokens_BT, self._document_end)
+        out = self._forward(**given, **told)
         out_NV, targets_N = out.logits.flatten(0, 1), targets_BT.reshape(-1)
         if self._head_VD is not None:
             loss = head_loss(out_NV, self._head_VD, targets_N)
@@ -297,16 +297,9 @@ class FlatModel:
 
     def log_probs(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """Log-probabilities of the targets; int64 [B, T+1] tokens to fp32 [B, T]; 0 of others."""
-        inputs_BT, targets_BT = _inputs_and_targets(tokens_BT)
-        out_NV = self._forward(**self._given(inputs_BT)).logits.flatten(0, 1)
+        given, targets_BT = _inputs_and_targets(tokens_BT, self._document_end)
+        out_NV = self._forward(**given).logits.flatten(0, 1)
         return log_probs(out_NV, self._head_VD, targets_BT.reshape(-1)).view_as(targets_BT)
-
-    def _given(self, inputs_BT: torch.Tensor) -> dict[str, torch.Tensor]:
-        if self._document_end is None:
-            return {"input_ids": inputs_BT}
-        # By positions that begin anew all decoders see where a document does.
-        positions_BT = positions_in_documents(inputs_BT, self._document_end)
-        return {"input_ids": inputs_BT, "position_ids": positions_BT}
 
     def groups(
         self, *, without_block_matrices: bool = False
@@ -347,11 +340,16 @@ class FlatModel:
         return leaf
 
 
-def _inputs_and_targets(tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _inputs_and_targets(
+    tokens_BT: torch.Tensor, document_end: int | None
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """[B, T] each. Tokens that are given, and no targets, are negative (corpus/blocks.py)."""
     given_BT = tokens_BT < 0
     targets_BT = tokens_BT.masked_fill(given_BT, NO_TARGET)
-    return torch.where(given_BT, ~tokens_BT, tokens_BT)[:, :-1], targets_BT[:, 1:]
+    inputs = {"input_ids": torch.where(given_BT, ~tokens_BT, tokens_BT)[:, :-1]}
+    if document_end is not None:  # by positions that begin anew all decoders see documents
+        inputs["position_ids"] = positions_in_documents(inputs["input_ids"], document_end)
+    return inputs, targets_BT[:, 1:]
 
 
 def positions_in_documents(inputs_BT: torch.Tensor, end: int) -> torch.Tensor:

@@ -79,56 +79,41 @@ class AdamW:
             gradients = [parameter.grad for parameter in group["params"]]
             means, squares = ([state[name] for state in states] for name in ADAMW_MOMENTS)
             steps = [state["step"] for state in states]
-            if self._dtype == torch.float32:
-                self._move(group, group["params"], gradients, means, squares, steps)
-            else:
-                for one in zip(group["params"], gradients, means, squares, steps, strict=True):
-                    self._move_in_tiles(group, *one)
+            all_at_once = group["params"], gradients, means, squares, steps
+            moves = [all_at_once] if self._dtype == torch.float32 else _in_tiles(*all_at_once)
+            for weights, slopes, means, squares, steps in moves:
+                adamw(
+                    weights,
+                    slopes,
+                    means,
+                    squares,
+                    [],
+                    steps,
+                    fused=True,
+                    amsgrad=False,
+                    beta1=self._betas[0],
+                    beta2=self._betas[1],
+                    lr=group["lr"],
+                    weight_decay=group["weight_decay"],
+                    eps=1e-8,
+                    maximize=False,
+                )
 
-    def _move_in_tiles(
-        self,
-        group: dict[str, Any],
-        parameter: torch.Tensor,
-        gradient: torch.Tensor,
-        mean: torch.Tensor,
-        square: torch.Tensor,
-        step: torch.Tensor,
-    ) -> None:
-        """Moments are fp32 for a tile of the vector at a time."""
+
+Tensors = list[torch.Tensor]
+
+
+def _in_tiles(*lists: Tensors) -> Iterator[tuple[Tensors, Tensors, Tensors, Tensors, Tensors]]:
+    """Moments are fp32 for a tile of a vector at a time, and are kept when it has moved."""
+    for parameter, gradient, mean, square, step in zip(*lists, strict=True):
         vectors = (parameter.detach(), gradient, mean, square)
         for tile in zip(*(each.view(-1).split(MOST_TOGETHER) for each in vectors), strict=True):
             exact = [each.float() for each in tile]  # themselves, where they are fp32
             weights, gradients, means, squares = ([each] for each in exact)
-            self._move(group, weights, gradients, means, squares, [step.clone()])
+            yield weights, gradients, means, squares, [step.clone()]
             for kept, moved in zip(tile[2:], exact[2:], strict=True):
                 kept.copy_(moved)
-        step += 1
-
-    def _move(
-        self,
-        group: dict[str, Any],
-        weights: list[torch.Tensor],
-        gradients: list[torch.Tensor],
-        means: list[torch.Tensor],
-        squares: list[torch.Tensor],
-        steps: list[torch.Tensor],
-    ) -> None:
-        adamw(
-            weights,
-            gradients,
-            means,
-            squares,
-            [],
-            steps,
-            fused=True,
-            amsgrad=False,
-            beta1=self._betas[0],
-            beta2=self._betas[1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=1e-8,
-            maximize=False,
-        )
+        step.add_(1)
 
 
 @dataclass(frozen=True, slots=True)
