@@ -73,7 +73,8 @@ def weights_on_blocks(home: Home, run: RunSpec, number: int, slow_P: Float32Vect
         made_of = corpus.manifest
         if model is None:
             module = empty_module(models[number], made_of.vocabulary_size)
-            model = FlatModel(module, torch.device("cpu"))
+            end = run.data.document_end
+            model = FlatModel(module, torch.device("cpu"), document_end=end)
             model.theta_P.copy_(torch.from_numpy(slow_P))
         blocks = claimed_blocks(made_of.held_out_blocks, made_of.context_length)
         chosen, length = int(drawn.integers(blocks)), made_of.context_length + 1

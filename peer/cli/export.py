@@ -266,7 +266,8 @@ def loss_judge(home: Home, spec: RunSpec) -> Loss:
     if kept is None:
         raise ExportFailed(f"the run's held-out text is not in {home.cache_dir}")
     prepared, device = describe_corpus(spec, kept), torch.device("cpu")
-    model = FlatModel(initial_module(spec, prepared.manifest.vocabulary_size), device)
+    module = initial_module(spec, prepared.manifest.vocabulary_size)
+    model = FlatModel(module, device, document_end=spec.data.document_end)
     optimizer = inner_optimizer(model, spec.optimizer, "fp32")
     precision = choose_precision("auto", device)
     stepper = Stepper(model, optimizer, precision, spec.microbatch_sequences)

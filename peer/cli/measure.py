@@ -75,10 +75,11 @@ def measure_machine(
     precision = choose_precision(spec.training.precision, device)
     tell(TaskProgress("making the model"))
     module = initial_module(spec, vocabulary_of(spec))
-    model = FlatModel(module, device, compile=spec.training.compile)
+    end = 0 if spec.data.mask_documents else None
+    model = FlatModel(module, device, compile=spec.training.compile, document_end=end)
     optimizer = inner_optimizer(model, spec.optimizer, precision)
     stepper = Stepper(model, optimizer, precision, 1)
-    trial = _Trial(spec, stepper, optimizer, device, tell, clock_s)
+    trial = _Trial(spec, stepper, optimizer, device, model.is_compiled, tell, clock_s)
     try:
         sequences, step_s = trial.widest(seconds)
     except RuntimeError as error:
@@ -102,6 +103,7 @@ class _Trial:
     stepper: Stepper
     optimizer: FlatOptimizer
     device: torch.device
+    compiles: bool
     tell: Tell
     clock_s: Callable[[], float]
 
@@ -109,7 +111,7 @@ class _Trial:
         """Sequences at once, and the median seconds of such a step."""
         end_s, size = self.clock_s() + seconds, 1
         most = largest_power_of_two(self.spec.training.batch_size)
-        self.tell(TaskProgress("the first step" + ", which compiles" * self.spec.training.compile))
+        self.tell(TaskProgress("the first step" + ", which compiles" * self.compiles))
         self._step_s(size)  # the first one compiles, and takes memory
         step_s = self._step_s(size)
         while size < most and step_s < seconds / PARTS_OF_TIME:

@@ -90,6 +90,7 @@ SET_BY_START: Final = frozenset(
     {
         "data.manifest",
         "data.tokenizer_digest",
+        "data.document_end",
         "adapter.base",
         "admission.secret_digest",
         "experts.manifest",
@@ -172,6 +173,8 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Keys that differ from the run spec's defaults, by preset."""
 ALL_PRESETS: Final = {**PRESETS, **TUNING}
+BRIEF: Final = frozenset({"demo"})
+"""Presets of runs that are over before it pays to compile a model."""
 UNTRIED: Final = frozenset({"125m", "1b"})
 """Presets with sizes and rates from the literature, which nobody has trained to the end."""
 
@@ -325,6 +328,8 @@ def preset_spec(
     corpus = {**tree.get("data", {}), **({} if source is None else {"source": source})}
     own = {"sync": sync, "optimizer": inner, "pipeline": pipeline, "data": corpus, "seed": seed}
     whole = {**tree, **own}
+    if stages == 1 and preset not in BRIEF:
+        whole["training"] = {**tree["training"], "compile": "auto"}
     if model is not None:
         here = Path(model).expanduser()
         named = str(here.absolute()) if here.exists() else model

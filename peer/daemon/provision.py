@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import psutil
@@ -47,6 +47,7 @@ from peer.training.corpus.apart import prepare_apart
 from peer.training.corpus.folder import (
     KeptCorpus,
     describe_corpus,
+    document_end,
     kept_corpus,
     prepare_corpus,
 )
@@ -361,7 +362,10 @@ async def freeze_data(
         corpus = await _made(spec, cache_dir, data, work, tell)
         await work.run(_keep_tokenizer, spec.data.tokenizer, cache_dir)
     digest = corpus.manifest.tokenizer_digest
-    frozen = {"manifest": corpus.manifest_digest, "tokenizer_digest": digest}
+    frozen: dict[str, Any] = {"manifest": corpus.manifest_digest, "tokenizer_digest": digest}
+    if spec.data.mask_documents:
+        with _told(cache_dir):
+            frozen["document_end"] = await work.run(document_end, spec, corpus)
     section = spec.data.model_copy(update=frozen)
     return spec.model_copy(update={"data": section}), corpus
 
@@ -548,10 +552,15 @@ class Provision(Protocol):
 
 
 def free_room(config: PeerConfig, root: Path) -> FreeRoom:
-    """Disk and memory that are free on this machine, whose home is at `root`."""
-    device = choose_device(config.device or "auto")
-    gpu = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
-    return FreeRoom(free_bytes(root), psutil.virtual_memory().available, gpu)
+    """Disk and memory that are free on this machine, whose home is at `root`.
+
+    Of several GPUs that train it is the fullest one: each holds all weights.
+    """
+    names = devices_of(config.gpus, config.device) or (config.device or "auto",)
+    devices = [choose_device(name) for name in names]
+    gpus = [torch.cuda.mem_get_info(each)[0] for each in devices if each.type == "cuda"]
+    memory = psutil.virtual_memory().available
+    return FreeRoom(free_bytes(root), memory, min(gpus, default=None))
 
 
 class RealProvision:

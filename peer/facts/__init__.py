@@ -473,8 +473,9 @@ class Facts:
             self.doing, self.doing_since_s = sentence, trio.current_time()
 
     def starts_trainer(self) -> None:
-        compiles = self.spec is not None and self.spec.founding.training.compile
+        compiles = False if self.spec is None else self.spec.founding.training.compile
         longer = ", which may take a minute to compile the model" if compiles else ""
+        longer += " for a GPU" if compiles == "auto" else ""
         self.now_doing(f"starting the trainer{longer}")
 
     def progressed(self, progress: TaskProgress) -> None:

@@ -101,6 +101,7 @@ class EventName(StrEnum):
         "training {parameters:,} parameters on {device} ({precision})",
     )
     TRAINER_DIED = "TrainerDied", "the trainer died and is being restarted: {detail}"
+    STEP_CHOSEN = "StepChosen", "{detail}"
     CODEC_CHOSEN = "CodecChosen"
     VALIDATED = "Validated"
     DOMAIN_VALIDATED = "DomainValidated"

@@ -199,7 +199,8 @@ class PeerConfig:
     threads: int | None = _machine(whole(1, 4096), "N", "CPU threads of the trainer. Default: all.")
     checkpoint_activations: bool = _flag(
         OptionGroup.MACHINE,
-        "Save memory: recompute activations in the backward pass (pipelines only).",
+        "Save memory: recompute activations in the backward pass. Default: where the memory is too"
+        " small for one sequence.",
         see="This takes a third more work.",
     )
     overlap_steps: int | None = _machine(

@@ -42,7 +42,11 @@ class NotAgreed(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class FreeRoom:
-    """Bytes that are free on this machine; `gpu` is None where it trains on its CPU."""
+    """Bytes that are free on this machine.
+
+    Attributes:
+        gpu: on the GPU that has the least, of those that train; None where it trains on its CPU.
+    """
 
     disk: int
     memory: int
@@ -90,8 +94,9 @@ def _larger_than(share: float, config: PeerConfig, spec: RunSpec, free: FreeRoom
 def _needs(spec: RunSpec, config: PeerConfig | None) -> Needs:
     if config is None:
         return needs_of(spec, OPTIONS["checkpoint-keep"].default)
-    max_gb = config.checkpoint_max_gb
-    return needs_of(spec, config.checkpoint_keep, None if max_gb is None else max_gb * 1e9)
+    max_bytes = None if (most := config.checkpoint_max_gb) is None else most * 1e9
+    recomputes = config.checkpoint_activations
+    return needs_of(spec, config.checkpoint_keep, max_bytes, recomputes=recomputes)
 
 
 def say_needs(

@@ -172,6 +172,8 @@ class RoundLoop:
             codec=ready.loops,
             ranks=ready.ranks,
         )
+        for note in ready.notes:
+            self._events.emit(EventName.STEP_CHOSEN, detail=note)
 
     async def _note_death(self, why: str) -> None:
         self._facts.count_death(_death_reason(why))
@@ -186,7 +188,7 @@ class RoundLoop:
 
     def _death(self, failed: messages.Failed) -> TrainerDied:
         if failed.reason == "out_of_memory" and self._micro_batch_cap is not None:
-            self._micro_batch_cap = max(1, self._micro_batch_cap // 2)
+            self._micro_batch_cap //= 2
         return TrainerDied(f"{failed.reason}: {failed.detail}")
 
     # --- events of the trainer --------------------------------------------------------------------

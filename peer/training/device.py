@@ -1,5 +1,7 @@
 """The device and the precision that training computes in."""
 
+import os
+import shutil
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Literal
 
@@ -60,6 +62,11 @@ def choose_precision(setting: str, device: torch.device) -> Precision:
         native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return "bf16" if native else "fp32"
     return "bf16" if setting == "bf16" else "fp32"
+
+
+def has_compiler() -> bool:
+    """Whether there is a C compiler, with which torch.compile makes the callers of its kernels."""
+    return any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")))
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:

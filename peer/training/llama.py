@@ -75,8 +75,9 @@ class Llama(nn.Module):
         if config.get("tie_word_embeddings", False):
             self.lm_head.weight = self.model.embed_tokens.weight
 
-    def forward(self, input_ids: torch.Tensor) -> Output:
-        return Output(self.lm_head(self.model(input_ids)))
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None) -> Output:
+        """Positions that begin anew begin a document: attention does not cross its beginning."""
+        return Output(self.lm_head(self.model(input_ids, position_ids)))
 
 
 class _Trunk(nn.Module):
@@ -94,15 +95,19 @@ class _Trunk(nn.Module):
         places = torch.arange(0, head_width, 2, dtype=torch.float) / head_width
         self.register_buffer("inverse_d", 1.0 / base**places, persistent=False)
 
-    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens_BT: torch.Tensor, positions_BT: torch.Tensor | None) -> torch.Tensor:
         """[B, T, D]."""
         hidden_BTD = self.embed_tokens(tokens_BT)
-        positions_T1 = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)[:, None].float()
-        angles = positions_T1 * self.inverse_d
+        if positions_BT is None:
+            seen = None
+            positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)[:, None]
+        else:
+            seen, positions = _own_documents(positions_BT), positions_BT[:, None, :, None]
+        angles = positions.float() * self.inverse_d
         angles = torch.cat((angles, angles), dim=-1)
         rotation = angles.cos(), angles.sin()
         for layer in self.layers:
-            hidden_BTD = layer(hidden_BTD, rotation)
+            hidden_BTD = layer(hidden_BTD, rotation, seen)
         out: torch.Tensor = self.norm(hidden_BTD)
         return out
 
@@ -116,9 +121,12 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = _Norm(config["hidden_size"], eps)
 
     def forward(
-        self, hidden_BTD: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
+        self,
+        hidden_BTD: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        seen: torch.Tensor | None,
     ) -> torch.Tensor:
-        hidden_BTD = hidden_BTD + self.self_attn(self.input_layernorm(hidden_BTD), rotation)
+        hidden_BTD = hidden_BTD + self.self_attn(self.input_layernorm(hidden_BTD), rotation, seen)
         out: torch.Tensor = hidden_BTD + self.mlp(self.post_attention_layernorm(hidden_BTD))
         return out
 
@@ -136,23 +144,27 @@ class _Attention(nn.Module):
         self.o_proj = nn.Linear(heads * self._head_width, width, bias=False)
 
     def forward(
-        self, hidden_BTD: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
+        self,
+        hidden_BTD: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        seen: torch.Tensor | None,
     ) -> torch.Tensor:
         heads_BTHd = (*hidden_BTD.shape[:2], -1, self._head_width)
         q, k, v = (
             project(hidden_BTD).view(heads_BTHd).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        seen = functional.scaled_dot_product_attention(
+        mixed = functional.scaled_dot_product_attention(
             _rotated(q, *rotation),
             _rotated(k, *rotation),
             v,
-            is_causal=True,
+            attn_mask=seen,
+            is_causal=seen is None,
             scale=self._head_width**-0.5,
             enable_gqa=self._shares,
         )
-        seen_BTD = seen.transpose(1, 2).reshape(*hidden_BTD.shape[:2], -1)
-        out: torch.Tensor = self.o_proj(seen_BTD)
+        mixed_BTD = mixed.transpose(1, 2).reshape(*hidden_BTD.shape[:2], -1)
+        out: torch.Tensor = self.o_proj(mixed_BTD)
         return out
 
 
@@ -184,10 +196,17 @@ class _Norm(nn.Module):
 
 
 def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Queries or keys [B, H, T, d], turned by their places [T, d]."""
+    """Queries or keys [B, H, T, d], turned by their places [T, d], or [B, 1, T, d]."""
     half = heads.shape[-1] // 2
     turned = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
     return (heads * cos) + (turned * sin)
+
+
+def _own_documents(positions_BT: torch.Tensor) -> torch.Tensor:
+    """Which tokens each token sees, [B, 1, T, T]: those before it in its document, and itself."""
+    documents_BT = (positions_BT == 0).cumsum(dim=1)
+    same = documents_BT[:, :, None] == documents_BT[:, None, :]
+    return same.tril()[:, None]
 
 
 def _head_width(config: Config) -> int:

@@ -85,7 +85,8 @@ class TrainerSettings(TrainerMessage, frozen=True):
         threads: torch threads; 0 leaves it to torch.
         micro_batch_cap: most sequences per forward pass; 0 is no cap.
         stage: None is the whole model.
-        checkpoint_activations: whether a stage keeps less of a forward, and computes it again.
+        checkpoint_activations: whether layers keep less of a forward, and compute it again, even
+            where memory suffices.
         devices: of all processes that train together, if there are several (ranks/group.py); rank
             is the number of this one. `threads` is of all.
     """
@@ -236,6 +237,8 @@ class Ready(TrainerMessage, frozen=True):
         loops: what codes its weights (`peer.codec.Codec.loops_for`).
         measures: whether it answers `Try`: a stage has no loss of its own.
         ranks: processes that train together, one for each device.
+        compiled: whether new shapes may take as long as a start.
+        notes: how a step is computed, where not plainly, in sentences.
     """
 
     device: str
@@ -246,6 +249,8 @@ class Ready(TrainerMessage, frozen=True):
     loops: str = "plain"
     measures: bool = False
     ranks: int = 1
+    compiled: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def layout(self) -> Layout:

@@ -9,10 +9,10 @@ Shapes: P padded parameters, B sequences, T tokens of a sequence, D width, V voc
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
@@ -26,13 +26,21 @@ from protocol.run.layout import Layout, LayoutEntry
 from protocol.run.needs import WHOLE_LOGITS_VOCABULARY
 from protocol.run.run_spec import RunSpec
 
+from .device import has_compiler
 from .head_loss import head_loss, log_probs
 from .llama import Config, Llama, is_supported
+from .recomputed import recompute_layers
 
 ROUTER: Final = ".mlp.gate.weight"
 """End of the name of a matrix that Muon leaves to AdamW: its rows are experts, not directions."""
 FUSED_PAIR: Final = ".gate_up_proj"
 """End of the name of two matrices of each expert, one above the other."""
+
+
+GPU: Final = "cuda"
+"""The type of devices on which compiling was measured to pay (docs/results/gpu.md)."""
+MOST_TOLD_CHARS: Final = 200
+"""The most that is told of the first line that a compiler says."""
 
 
 def model_config(spec: RunSpec, vocabulary_size: int) -> Any:
@@ -198,11 +206,22 @@ class FlatModel:
 
     Implements `fragments.FastWeights`.
 
+    Args:
+        document_end: the token at which attention begins anew; None where it sees whole blocks.
+
     Attributes:
         moved: whether anything but a step has written to the weights since the last one.
+        notes: how a step is computed, where not plainly, in sentences.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, *, compile: bool = False) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device,
+        *,
+        compile: bool | Literal["auto"] = False,
+        document_end: int | None = None,
+    ) -> None:
         module.to(device)
         parameters = trained_parameters(module)
         self.device = device
@@ -217,9 +236,43 @@ class FlatModel:
             parameter.data = view
             parameter.grad = self.gradient_P[part].view(entry.shape)
         self._module = module
+        self._document_end = document_end
         self._balance = _balance_of(module)
         self._head_VD = _head_apart(module)
-        self._forward = torch.compile(module) if compile else module
+        self._forward: Callable[..., Any] = module
+        self._may_forgo = compile == "auto"
+        self.notes = list[str]()
+        wanted = device.type == GPU if compile == "auto" else compile
+        if wanted and self._may_forgo and not has_compiler():
+            self._forgo("there is no C compiler here: install gcc, or set CC")
+        elif wanted:
+            self._forward = torch.compile(module)
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._forward is not self._module
+
+    def forgo_compiling(self, error: Exception) -> bool:
+        """Compute plainly since it failed compiled; False where there is no choice."""
+        if not (self.is_compiled and self._may_forgo):
+            return False
+        why = (str(error).strip() or type(error).__name__).partition("\n")[0]
+        self._forgo(f"that failed: {why[:MOST_TOLD_CHARS]}")
+        return True
+
+    def _forgo(self, why: str) -> None:
+        self._forward = self._module
+        self.notes.append(f"the model is not compiled, for {why}")
+
+    def recompute(self) -> bool:
+        """Save memory: compute layers again for their gradient. False where they are already."""
+        if not recompute_layers(self._module):
+            return False
+        self.notes.append(
+            "layers are computed again in the backward pass, which takes a third more work: the"
+            " memory is too small otherwise"
+        )
+        return True
 
     def loss(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy of the targets, nats per token; int64 [B, T+1] tokens to a scalar.
@@ -229,8 +282,8 @@ class FlatModel:
         """
         balances = self._balance > 0 and torch.is_grad_enabled()
         told = {"output_router_logits": True} if balances else {}
-        inputs_BT, targets_BT = _inputs_and_targets(tokens_BT)
-        out = self._forward(input_ids=inputs_BT, **told)
+        given, targets_BT = _inputs_and_targets(tokens_BT, self._document_end)
+        out = self._forward(**given, **told)
         out_NV, targets_N = out.logits.flatten(0, 1), targets_BT.reshape(-1)
         if self._head_VD is not None:
             loss = head_loss(out_NV, self._head_VD, targets_N)
@@ -242,8 +295,8 @@ class FlatModel:
 
     def log_probs(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """Log-probabilities of the targets; int64 [B, T+1] tokens to fp32 [B, T]; 0 of others."""
-        inputs_BT, targets_BT = _inputs_and_targets(tokens_BT)
-        out_NV = self._forward(input_ids=inputs_BT).logits.flatten(0, 1)
+        given, targets_BT = _inputs_and_targets(tokens_BT, self._document_end)
+        out_NV = self._forward(**given).logits.flatten(0, 1)
         return log_probs(out_NV, self._head_VD, targets_BT.reshape(-1)).view_as(targets_BT)
 
     def groups(
@@ -285,11 +338,26 @@ class FlatModel:
         return leaf
 
 
-def _inputs_and_targets(tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _inputs_and_targets(
+    tokens_BT: torch.Tensor, document_end: int | None
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """[B, T] each. Tokens that are given, and no targets, are negative (corpus/blocks.py)."""
     given_BT = tokens_BT < 0
     targets_BT = tokens_BT.masked_fill(given_BT, -100)  # which `cross_entropy` leaves out
-    return torch.where(given_BT, ~tokens_BT, tokens_BT)[:, :-1], targets_BT[:, 1:]
+    inputs = {"input_ids": torch.where(given_BT, ~tokens_BT, tokens_BT)[:, :-1]}
+    if document_end is not None:  # by positions that begin anew all decoders see documents
+        inputs["position_ids"] = positions_in_documents(inputs["input_ids"], document_end)
+    return inputs, targets_BT[:, 1:]
+
+
+def positions_in_documents(inputs_BT: torch.Tensor, end: int) -> torch.Tensor:
+    """Each token's place in its document; the token that ends one is the first of the next.
+
+    So a document's first word follows from nothing but that token, as in generating.
+    """
+    places_T = torch.arange(inputs_BT.shape[1], device=inputs_BT.device)
+    starts_BT = torch.where(inputs_BT == end, places_T, 0).cummax(dim=1).values
+    return places_T - starts_BT
 
 
 def _balance_of(module: nn.Module) -> float:

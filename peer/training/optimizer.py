@@ -16,6 +16,10 @@ ten times as long. In fp32 the same iterations are more exact and 17 times as fa
 between its many small operations, so there matrices of one shape go together. All else, state
 included, is torch's: a checkpoint of one goes on in the other.
 
+Moments may be kept in bf16 (`optimizer.moments`), rounded to the nearest after each step in fp32.
+A moment that a step moves by less than half of bf16's distance, at most 1/256, stands still, so the
+run spec bounds the betas there.
+
 The size of Muon's step is the run spec's `adjust_lr`, by its names in torch: `original` makes it
 the rate times sqrt(max(1, rows / columns)), `match_rms_adamw` as long as AdamW's usual step, 0.2
 per weight in the mean square (arXiv 2502.16982): then AdamW's rate and weight decay fit.
@@ -52,13 +56,16 @@ class AdamW:
     """torch.optim.AdamW, fused; torch's own class imports its compiler, which takes seconds."""
 
     def __init__(
-        self, decaying: list[tuple[list[torch.nn.Parameter], float]], betas: tuple[float, float]
+        self,
+        decaying: list[tuple[list[torch.nn.Parameter], float]],
+        betas: tuple[float, float],
+        dtype: torch.dtype,
     ) -> None:
         self.param_groups: list[dict[str, Any]] = [
             {"params": parameters, "weight_decay": decay} for parameters, decay in decaying
         ]
         self.state: defaultdict[torch.Tensor, dict[str, torch.Tensor]] = defaultdict(dict)
-        self._betas = betas
+        self._betas, self._dtype = betas, dtype
 
     @torch.no_grad()
     def step(self) -> None:
@@ -68,23 +75,45 @@ class AdamW:
                 if not state:
                     state["step"] = torch.zeros((), device=parameter.device)
                     for name in ADAMW_MOMENTS:
-                        state[name] = torch.zeros_like(parameter)
-            adamw(
-                group["params"],
-                [parameter.grad for parameter in group["params"]],
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [],
-                [state["step"] for state in states],
-                fused=True,
-                amsgrad=False,
-                beta1=self._betas[0],
-                beta2=self._betas[1],
-                lr=group["lr"],
-                weight_decay=group["weight_decay"],
-                eps=1e-8,
-                maximize=False,
-            )
+                        state[name] = torch.zeros_like(parameter, dtype=self._dtype)
+            gradients = [parameter.grad for parameter in group["params"]]
+            means, squares = ([state[name] for state in states] for name in ADAMW_MOMENTS)
+            steps = [state["step"] for state in states]
+            all_at_once = group["params"], gradients, means, squares, steps
+            moves = [all_at_once] if self._dtype == torch.float32 else _in_tiles(*all_at_once)
+            for weights, slopes, means, squares, steps in moves:
+                adamw(
+                    weights,
+                    slopes,
+                    means,
+                    squares,
+                    [],
+                    steps,
+                    fused=True,
+                    amsgrad=False,
+                    beta1=self._betas[0],
+                    beta2=self._betas[1],
+                    lr=group["lr"],
+                    weight_decay=group["weight_decay"],
+                    eps=1e-8,
+                    maximize=False,
+                )
+
+
+Tensors = list[torch.Tensor]
+
+
+def _in_tiles(*lists: Tensors) -> Iterator[tuple[Tensors, Tensors, Tensors, Tensors, Tensors]]:
+    """Moments are fp32 for a tile of a vector at a time, and are kept when it has moved."""
+    for parameter, gradient, mean, square, step in zip(*lists, strict=True):
+        vectors = (parameter.detach(), gradient, mean, square)
+        for tile in zip(*(each.view(-1).split(MOST_TOGETHER) for each in vectors), strict=True):
+            exact = [each.float() for each in tile]  # themselves, where they are fp32
+            weights, gradients, means, squares = ([each] for each in exact)
+            yield weights, gradients, means, squares, [step.clone()]
+            for kept, moved in zip(tile[2:], exact[2:], strict=True):
+                kept.copy_(moved)
+        step.add_(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +164,7 @@ class FlatOptimizer:
         self.clip_norm = section.clip_norm
         self._parts = parts
         self._ranks, self._spans = ranks, spans
+        self._dtype = DTYPES[section.moments]
         self.num_steps = 0
 
     def reset(self) -> None:
@@ -145,7 +175,7 @@ class FlatOptimizer:
         self.num_steps = 0
 
     def moments(self) -> dict[str, torch.Tensor]:
-        """The moments by name, as flat vectors, fp32; none before the first step.
+        """The moments by name, as flat vectors; none before the first step.
 
         They are views; but of several ranks, copies in the main memory of rank 0.
         """
@@ -176,7 +206,7 @@ class FlatOptimizer:
                 if isinstance(part.optimizer, AdamW):
                     state["step"] = torch.tensor(float(num_steps), device=own.device)
                 for name in part.moments:
-                    state[name] = torch.empty_like(own, memory_format=torch.contiguous_format)
+                    state[name] = torch.empty(own.shape, dtype=self._dtype, device=own.device)
 
     def _moments(self) -> Iterator[tuple[str, OptimizerLeaf, torch.Tensor | None]]:
         """Each moment by name, with what we have of it as a flat view."""
@@ -234,7 +264,8 @@ def inner_optimizer(
     ]
     decaying = [(_own(leaves), decay) for leaves, decay in groups]
     all_leaves = tuple(leaf for leaves, _ in groups for leaf in leaves)
-    parts = [OptimizerPart(AdamW(decaying, section.betas), ADAMW_MOMENTS, all_leaves)]
+    dtype = DTYPES[section.moments]
+    parts = [OptimizerPart(AdamW(decaying, section.betas, dtype), ADAMW_MOMENTS, all_leaves)]
     if with_muon:
         muon = section.muon or MuonSection()
         peak = section.learning_rate if muon.learning_rate is None else muon.learning_rate
@@ -242,6 +273,7 @@ def inner_optimizer(
         made = Muon(
             _own(leaves),
             precision,
+            dtype,
             MOST_TOGETHER if matrices[0].is_cuda else 0,
             lr=peak,
             weight_decay=section.weight_decay,
@@ -277,12 +309,13 @@ class Muon(torch.optim.Muon):
         self,
         matrices: list[torch.nn.Parameter],
         precision: Precision,
+        moments: torch.dtype,
         most_together: int,
         **settings: Any,
     ) -> None:
         super().__init__([{"params": matrices}], **settings)  # which may be none
         self.dtype = DTYPES[precision]
-        self._most_together = most_together
+        self._moments, self._most_together = moments, most_together
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -301,9 +334,12 @@ class Muon(torch.optim.Muon):
 
     def _step(self, parameters: list[Any], group: dict[str, Any]) -> None:
         gradients = [parameter.grad for parameter in parameters]
-        buffers = [self._buffer(parameter) for parameter in parameters]
+        kept = [self._buffer(parameter) for parameter in parameters]
+        buffers = [buffer.float() for buffer in kept]  # themselves, where they are fp32
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
         looked_ahead = torch._foreach_lerp(gradients, buffers, group["momentum"])
+        for buffer, exact in zip(kept, buffers, strict=True):
+            buffer.copy_(exact)  # nothing, where they are the same
         several = len(parameters) > 1
         matrices = torch.stack(looked_ahead) if several else looked_ahead[0]
         settings = group["ns_coefficients"], group["ns_steps"], group["eps"]
@@ -317,7 +353,7 @@ class Muon(torch.optim.Muon):
     def _buffer(self, parameter: torch.Tensor) -> torch.Tensor:
         state = self.state[parameter]
         if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
+            state["momentum_buffer"] = torch.zeros_like(parameter, dtype=self._moments)
         buffer: torch.Tensor = state["momentum_buffer"]
         return buffer
 

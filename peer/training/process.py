@@ -11,7 +11,7 @@ models: layouts and a founder's initial weights come from a child of the same ki
 
 A silent trainer counts as hung: until `Ready` after `START_TIMEOUT_S`, for importing, building and
 compiling report nothing; then after some steps of its own speed, and a fixed floor for machines
-that are suspended or swap. With `training.compile` that floor is `START_TIMEOUT_S` too: an
+that are suspended or swap. Of a compiled model that floor is `START_TIMEOUT_S` too: an
 evaluation, or a new shape, may be compiled at any time. A trainer that waits says so (pipe.py).
 """
 
@@ -58,8 +58,7 @@ class ProcessTrainer:
         self._regions: CodeRegions | None = None
         evaluation_steps = spec.data.validation_blocks / spec.training.batch_size
         self._silence_steps = SILENCE_STEPS + evaluation_steps
-        self._floor_s = START_TIMEOUT_S if spec.training.compile else SILENCE_FLOOR_S
-        self._slowest_step_s = 0.0
+        self._floor_s, self._slowest_step_s = SILENCE_FLOOR_S, 0.0
         self._patience_s = START_TIMEOUT_S
 
     @property
@@ -87,6 +86,8 @@ class ProcessTrainer:
                 else event.step_s
             )
             self._slowest_step_s = max(self._slowest_step_s, step_s)
+            if isinstance(event, messages.Ready) and event.compiled:
+                self._floor_s = START_TIMEOUT_S
             self._patience_s = self._floor_s + self._silence_steps * self._slowest_step_s
         if isinstance(event, messages.Ready):
             spec, (codes_fd, *ring_fd) = self._spec, self._memory
@@ -104,14 +105,21 @@ class ProcessTrainer:
 def trainer_starter(
     settings: messages.TrainerSettings, slow: SharedVector, spare: SpareChild
 ) -> StartTrainer:
-    """Starts trainers in processes; every start must be given `slow.array`."""
-    spec = settings.run_spec()
+    """Starts trainers in processes; every start must be given `slow.array`.
+
+    A cap of 0 sequences says that memory was too small for one: from then on less is kept of each.
+    """
+    spec, recomputes = settings.run_spec(), settings.checkpoint_activations
 
     @contextlib.asynccontextmanager
     async def start(vector: Float32Vector, micro_batch_cap: int | None) -> AsyncIterator[Trainer]:
         if vector.ctypes.data != slow.array.ctypes.data or vector.size != slow.array.size:
             raise ValueError("the trainer can only start on the shared slow weights")
-        told = replace(settings, micro_batch_cap=micro_batch_cap or 0)
+        nonlocal recomputes
+        recomputes |= micro_batch_cap == 0
+        told = replace(
+            settings, micro_batch_cap=micro_batch_cap or 0, checkpoint_activations=recomputes
+        )
         made = [code_memory() for _ in range(1 if settings.stage is None else 2)]
 
         try:

@@ -78,6 +78,20 @@ class Stepper:
             model.moved = False
         return ranks.deal(blocks_BT)
 
+    def goes_on_after(self, error: Exception, most: int) -> bool:
+        """Take other ways after a step that failed; False where none is left.
+
+        Args:
+            most: sequences at once, to begin with.
+        """
+        if not is_out_of_memory(error):
+            return self._model.forgo_compiling(error)
+        if self.micro_batch > 1:
+            self.micro_batch //= 2
+            return True
+        self.micro_batch = most
+        return self._model.recompute()
+
     def loss_of(self, blocks_BT: npt.NDArray[np.int64]) -> float:
         """Mean loss of these blocks' targets under the current weights, nats per token."""
         total = torch.zeros((), device=self._model.device)
@@ -133,15 +147,20 @@ def starting_micro_batch(setting: int | str, batch_size: int, cap: int) -> int:
 
 
 def cpu_micro_batch(start: int, sequence_bytes: int) -> int:
-    """`start`, halved until its activations fit into CPU_MEMORY_SHARE of the free memory."""
+    """`start`, halved until its activations fit into CPU_MEMORY_SHARE of the free memory.
+
+    0 where not even those of one sequence do.
+    """
     budget_bytes = psutil.virtual_memory().available * CPU_MEMORY_SHARE
-    while start > 1 and start * sequence_bytes > budget_bytes:
+    while start * sequence_bytes > budget_bytes:
         start //= 2
     return start
 
 
 def fit_micro_batch(stepper: Stepper, blocks_BT: npt.NDArray[np.int64]) -> None:
-    """Halve the micro-batch until whole steps run. Raises torch's error if none does.
+    """Halve the micro-batch until whole steps run; then compute layers again.
+
+    Raises torch's error if nothing helps.
 
     The first step makes the optimizer's moments; the second must fit beside them. Each rank tries
     its own share for itself; what fits all of them is taken.
@@ -152,15 +171,15 @@ def fit_micro_batch(stepper: Stepper, blocks_BT: npt.NDArray[np.int64]) -> None:
 
 
 def _fit(stepper: Stepper, blocks_BT: npt.NDArray[np.int64]) -> None:
+    most = stepper.micro_batch
     while True:
         try:
             for _ in range(2):
                 _seconds_of_step(stepper, blocks_BT)
             return
-        except RuntimeError as error:
-            if not is_out_of_memory(error) or stepper.micro_batch == 1:
+        except Exception as error:
+            if not stepper.goes_on_after(error, most):
                 raise
-        stepper.micro_batch //= 2
         torch.cuda.empty_cache()
 
 

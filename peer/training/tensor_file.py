@@ -1,4 +1,4 @@
-"""Files of fp32 vectors in the layout of safetensors.
+"""Files of vectors, fp32 there, in the layout of safetensors.
 
 They are written here, a tile at a time: the library's writer would first copy all vectors. They are
 read with the library, a tile at a time.
@@ -50,12 +50,12 @@ def write_tensors(
     metadata: Mapping[str, str],
     on_tile: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write fp32 vectors, on any device. Raises OSError."""
+    """Write vectors of fp32 or bf16, on any device. Raises OSError."""
     with open(path, "wb", opener=private) as file:
         file.write(_header(tensors, metadata))
         for tensor in tensors.values():
             for tile in tensor.detach().reshape(-1).split(TILE):
-                file.write(tile.cpu().numpy().data)
+                file.write(tile.cpu().float().numpy().data)
                 on_tile()
 
 
@@ -63,9 +63,9 @@ def _header(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) ->
     places: dict[str, object] = {"__metadata__": dict(metadata)}
     start = 0
     for name, tensor in tensors.items():
-        if tensor.dtype != torch.float32:
-            raise ValueError(f"{name} is {tensor.dtype}; only fp32 is kept")
-        stop = start + tensor.nbytes
+        if tensor.dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(f"{name} is {tensor.dtype}; only fp32 is kept, and bf16 as that")
+        stop = start + tensor.numel() * torch.float32.itemsize
         shape = list(tensor.shape)
         places[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, stop]}
         start = stop

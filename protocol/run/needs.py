@@ -14,8 +14,9 @@ its share of a pipeline):
 The constants fit the memory of three runs on a CPU, and a fourth came within a tenth
 (docs/planning.md). On one GPU, in bf16, the estimate was 1.5 times too high.
 
-Training state is counted in fp32: weights, gradient and two moments of each parameter; Muon keeps
-one moment of the matrices of the blocks. Figures of the disk are upper bounds.
+Training state is counted in fp32: weights, gradient and two moments of each parameter, the moments
+as `optimizer.moments` says; Muon keeps one of the matrices of the blocks. Figures of the disk are
+upper bounds.
 """
 
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ BYTE_VOCABULARY: Final = 256
 USUAL_VOCABULARY: Final = 50_257
 """GPT-2's, where the spec names a tokenizer that is not read here."""
 FP32_BYTES: Final = 4
+BF16_BYTES: Final = 2
 _BYTES_PER_HIDDEN_VALUE: Final = 24 * 4
 """Activations kept per layer, token and hidden value in fp32, roughly."""
 _BYTES_PER_LOGIT: Final = 12
@@ -86,12 +88,13 @@ def vocabulary_of(spec: RunSpec) -> int:
 
 
 def state_bytes_of(spec: RunSpec, parameters: int) -> int:
-    values = 4 * parameters  # weight, gradient and two moments of each
+    moments = 2 * parameters
     # The sizes of a checkpoint are not known here, and AdamW's state is the largest.
     if spec.optimizer.name == "muon" and spec.model.init_from is None:
         decoder = _decoder(spec)
-        values -= min(parameters, decoder.num_hidden_layers * decoder.layer_matrices)
-    return values * FP32_BYTES
+        moments -= min(parameters, decoder.num_hidden_layers * decoder.layer_matrices)
+    weights = 2 * FP32_BYTES * parameters  # and their gradients
+    return weights + moments * (FP32_BYTES if spec.optimizer.moments == "fp32" else BF16_BYTES)
 
 
 def flops_per_token(spec: RunSpec) -> float:
@@ -218,9 +221,16 @@ class Needs:
 
 
 def needs_of(
-    spec: RunSpec, checkpoint_keep: int, checkpoint_max_bytes: float | None = None
+    spec: RunSpec,
+    checkpoint_keep: int,
+    checkpoint_max_bytes: float | None = None,
+    *,
+    recomputes: bool = False,
 ) -> Needs:
-    """What this run takes of a peer. Raises InvalidRunSpec as `parameters_of`."""
+    """What this run takes of a peer, which may compute layers again for their gradient.
+
+    Raises InvalidRunSpec as `parameters_of`.
+    """
     whole = held = parameters_of(spec)
     if spec.frozen is not None:
         held = spec.frozen.padded_parameters
@@ -235,7 +245,7 @@ def needs_of(
     state += _head_gradients(spec)
     tokens = TOKEN_BYTES * spec.model.context_length
     tokens *= spec.training.batch_size + spec.data.validation_blocks
-    each = int(sequence_memory(spec) * WITH_BACKWARD) // stages
+    each = int(sequence_memory(spec, recomputes=recomputes) * WITH_BACKWARD) // stages
     least, most = _at_once(spec)
     return Needs(
         whole,
@@ -259,14 +269,18 @@ def has_momentum(spec: RunSpec) -> bool:
     return spec.sync.alpha > 0
 
 
-def sequence_memory(spec: RunSpec) -> int:
+def sequence_memory(spec: RunSpec, *, recomputes: bool = False) -> int:
     """Rough memory of one sequence's activations and logits, as fp32 would have them.
 
-    Half of what a layer keeps is the feed-forward's, once for each expert of a token.
+    Half of what a layer keeps is the feed-forward's, once for each expert of a token. Of layers
+    that are computed again the inputs are kept, and at a time one layer's whole.
     """
     decoder = _decoder(spec)
-    kept = _BYTES_PER_HIDDEN_VALUE * (1 + decoder.experts_per_token) // 2
-    values = decoder.hidden_size * decoder.num_hidden_layers * kept
+    kept, layers = (
+        _BYTES_PER_HIDDEN_VALUE * (1 + decoder.experts_per_token) // 2,
+        decoder.num_hidden_layers,
+    )
+    values = decoder.hidden_size * (layers * FP32_BYTES + kept if recomputes else layers * kept)
     logits = spec.model.context_length * decoder.vocab_size
     if _takes_few_logits(spec):
         logits = min(logits, MOST_LOGITS)

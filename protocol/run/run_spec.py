@@ -18,6 +18,7 @@ import blake3
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     Field,
     ValidationError,
     model_validator,
@@ -52,7 +53,8 @@ from .ways import CODECS, WAYS, codecs_for, others_keys
 
 AUTO_ROUND_STEPS: Final = 64
 """Inner steps of a nominal round where each peer chooses its own."""
-SOURCES: Final = ("stdlib", "text", "tokens", "jsonl", "parquet", "hf", "chat")
+CONVERSATIONS: Final = "chat"
+SOURCES: Final = ("stdlib", "text", "tokens", "jsonl", "parquet", "hf", CONVERSATIONS)
 STDLIB_BYTES: Final = 8_000_000
 """Bound of the `stdlib` corpus, so that a joiner has it within seconds over a home uplink."""
 OF_MIXTURES: Final = ("experts", "experts_per_token", "balance")
@@ -62,10 +64,13 @@ LATER_KEYS: Final = (
     *(("experts", "model", key) for key in OF_MIXTURES),
     ("optimizer", "name"),
     ("optimizer", "muon"),
+    ("optimizer", "moments"),
     ("sync", "diloco", "robust"),
     ("data", "chat_template"),
     ("data", "replay"),
     ("data", "replay_share"),
+    ("data", "mask_documents"),
+    ("data", "document_end"),
     ("adapter",),
     ("experts", "frozen", "weights"),
     ("frozen", "weights"),
@@ -155,6 +160,8 @@ class DataSection(Section):
     """Older texts to train on beside those of the source, named as that is."""
     replay_share: Annotated[float, Field(gt=0, lt=1)] = 0.25
     """Their part of all tokens."""
+    mask_documents: bool = False
+    """Attention sees a token's own document alone, not those before it in the block."""
     validation_blocks: Annotated[int, Field(ge=1, le=65536)] = 64
     """Sequences held out for validation, the same everywhere."""
     piece_kib: Annotated[int, Field(ge=16, le=16384)] = 4096
@@ -163,6 +170,8 @@ class DataSection(Section):
     """Digest of the corpus manifest; set by the founder's `start`."""
     tokenizer_digest: str | None = None
     """Digest of the tokenizer's file; set by the founder's `start`."""
+    document_end: Annotated[int, Field(ge=0, lt=MAX_PARAMETERS)] | None = None
+    """The token behind each document; set by the founder's `start` with mask_documents."""
 
     def _faults(self) -> Iterator[PydanticCustomError]:
         for key in ("source", "replay"):
@@ -170,11 +179,23 @@ class DataSection(Section):
                 yield self._misfit(key, f"unknown data source; use one of {', '.join(SOURCES)}")
         if self.replay is None and not self._has_default("replay_share"):
             yield self._misfit("replay_share", "says nothing without data.replay; leave it out")
+        kinds = [source.partition(":")[0] for source in self.sources]
+        if self.mask_documents and CONVERSATIONS in kinds:
+            what = "no token of its own ends a conversation, so none can be told from the next"
+            yield self._misfit("mask_documents", f"{what}: leave it out")
+        if self.document_end is not None and not self.mask_documents:
+            yield self._misfit("document_end", "says nothing without mask_documents: leave it out")
 
     @property
     def sources(self) -> tuple[str, ...]:
         """All that the corpus is made of."""
         return (self.source,) if self.replay is None else (self.source, self.replay)
+
+
+def _yes_no_or_auto(value: object) -> object:
+    if value == "auto" or isinstance(value, bool):
+        return value
+    raise PydanticCustomError("yes_no_or_auto", "must be true, false or 'auto'")
 
 
 class TrainingSection(Section):
@@ -186,8 +207,8 @@ class TrainingSection(Section):
     """Sequences per forward pass; 'auto' finds what fits the memory."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """'fp32', 'bf16', or 'auto': bf16 on GPUs that compute in it, else fp32."""
-    compile: bool = False
-    """Use torch.compile: slower to start, faster to train."""
+    compile: Annotated[bool | Literal["auto"], BeforeValidator(_yes_no_or_auto)] = False
+    """torch.compile: slow to start, then fast; 'auto': on GPUs, where it works."""
 
 
 def _known_codec(name: str) -> str:
@@ -479,6 +500,9 @@ class RunSpec(Section):
         if stages > 1 and self.has_conversations:
             what = "stages learn whole texts: use another source, or leave stages out"
             yield misfit("data.source", what, self.data.source)
+        if stages > 1 and self.data.mask_documents:
+            what = "stages see no tokens, so not where documents end: leave one of the two out"
+            yield misfit("data.mask_documents", what, self.data.mask_documents)
         if self.adapter is not None:
             yield from self._adapter_faults()
         if stages > 1 and self.sync.inner_steps == "auto":

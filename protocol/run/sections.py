@@ -125,6 +125,8 @@ class AdmissionSection(Section):
 
 
 # --- optimizer ------------------------------------------------------------------------------------
+MOST_BF16_BETA: Final = 0.99
+"""Rounded to bf16, a moment may lose a step that moves it by less than 1/256."""
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -160,6 +162,8 @@ class OptimizerSection(Section):
     """On matrices."""
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients longer than this are scaled down to it."""
+    moments: Literal["fp32", "bf16"] = "fp32"
+    """How past gradients are kept: 'bf16' takes half of the memory."""
     muon: MuonSection | None = None
     """With `name = "muon"` only, and then never None."""
 
@@ -173,6 +177,12 @@ class OptimizerSection(Section):
     def _faults(self) -> Iterator[PydanticCustomError]:
         if self.muon is not None and self.name != "muon":
             yield self._misfit("name", '[optimizer.muon] needs name = "muon"')
+        momentum = 0.0 if self.muon is None else self.muon.momentum
+        if self.moments == "bf16" and max(*self.betas, momentum) > MOST_BF16_BETA:
+            what = (
+                f"needs betas and momentum up to {MOST_BF16_BETA}: slower moments would stand still"
+            )
+            yield self._misfit("moments", what)
 
 
 # --- pipeline -------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -196,6 +196,51 @@ def test_experts_compute_in_the_precision_of_all_else(
         gradients.append(model.gradient_P)
     exact, rounded = gradients
     assert torch.nn.functional.cosine_similarity(exact, rounded, dim=0) > 0.99
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_layers_that_are_computed_again_give_the_same_gradient(family: str, precision: str) -> None:
+    """And a graph keeps a third, with six layers."""
+    tokens = torch.randint(0, VOCABULARY, (2, 33), generator=torch.Generator().manual_seed(1))
+    told, kept = [], []
+    for again in (False, True):
+        module = initial_module(spec_of(family, context_length=32, num_layers=6), VOCABULARY)
+        model = FlatModel(module, CPU)
+        assert not again or (model.recompute() and not model.recompute())
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            with GraphSize() as graph:
+                loss = model.loss(tokens)
+            loss.backward()
+        told.append((loss.detach(), model.gradient_P))
+        kept.append(graph.values)
+    torch.testing.assert_close(*told, rtol=1e-6, atol=1e-7)
+    assert kept[1] < 0.35 * kept[0]
+
+
+class GraphSize:
+    """How many values a graph keeps for its backward pass."""
+
+    def __enter__(self) -> Self:
+        storages = dict[int, int]()
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.grad_fn is not None:
+                storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        self._storages = storages
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hooks.__exit__(*error)
+
+    @property
+    def values(self) -> int:
+        return sum(self._storages.values())
 
 
 # --- other versions -------------------------------------------------------------------------------

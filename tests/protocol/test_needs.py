@@ -43,6 +43,19 @@ def test_muon_takes_less_than_adamw_and_outer_momentum_more_of_the_host():
     assert momentum.gpu_memory == adamw.gpu_memory
 
 
+def test_coarse_moments_take_half_and_layers_computed_again_a_part():
+    for name, of_matrices in (("adamw", 0), ("muon", 2 * 84_934_656)):
+        fine = needs_of(changed(optimizer={"name": name}))
+        coarse = needs_of(changed(optimizer={"name": name, "moments": "bf16"}))
+        assert fine.gpu_memory - coarse.gpu_memory == 4 * fine.parameters - of_matrices
+        assert fine.disk == coarse.disk, "a bound, as files hold fp32"
+    whole, again = (
+        needs_module.needs_of(changed(), KEEP, recomputes=each) for each in (False, True)
+    )
+    assert again.sequence < whole.sequence / 2
+    assert whole.gpu_memory - again.gpu_memory == whole.sequence - again.sequence
+
+
 def test_a_micro_batch_that_is_set_takes_its_sequences_and_auto_begins_with_one():
     auto, eight = needs_of(changed()), needs_of(changed(training={"micro_batch": 8}))
     assert (auto.sequences, auto.most_sequences) == (1, 64)

@@ -501,7 +501,10 @@ def test_a_checkpoints_layers_are_not_guessed() -> None:
         ("[optimizer]\nlearning_rate = true", "optimizer.learning_rate: .*valid number .got True."),
         ('[training]\nbatch_size = "8"', "training.batch_size: .*valid integer .got '8'."),
         ("[sync]\noverlap = 1", "sync.overlap: .*valid boolean .got 1."),
-        ('[training]\ncompile = "no"', "training.compile: .*valid boolean .got 'no'."),
+        (
+            '[training]\ncompile = "no"',
+            "training.compile: must be true, false or 'auto' .got 'no'.",
+        ),
         ("[optimizer]\nbetas = [0.9, true]", "optimizer.betas.1: .*valid number .got True."),
         ("[optimizer]\nbetas = 0.9", "optimizer.betas: must be a list .got 0.9."),
         ('[optimizer]\nname = "muon"\nmuon = 0', "optimizer.muon: must be a section .got 0."),
@@ -740,6 +743,51 @@ def test_frozen_experts_of_two_tokenizers_are_refused() -> None:
 def test_adapters_and_conversations_are_of_one_whole_model(toml: str, sentence: str) -> None:
     with pytest.raises(InvalidRunSpec, match=re.escape(sentence)):
         parse_toml(toml)
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        (
+            "data.mask_documents = true\npipeline.stages = 2",
+            "data.mask_documents: stages see no tokens, so not where documents end: leave one of",
+        ),
+        (
+            "data.mask_documents = true\ndata.source = 'chat:x'",
+            "data.mask_documents: no token of its own ends a conversation, so none can be",
+        ),
+        (
+            "data.document_end = 3",
+            "data.document_end: says nothing without mask_documents: leave it out (got 3)",
+        ),
+        ("optimizer.moments = 'fp16'", "optimizer.moments: must be 'fp32' or 'bf16' (got 'fp16')"),
+        (
+            "optimizer.moments = 'bf16'\noptimizer.betas = [0.9, 0.999]",
+            "optimizer.moments: needs betas and momentum up to 0.99: slower moments would stand",
+        ),
+        (
+            "optimizer.moments = 'bf16'\noptimizer.name = 'muon'\noptimizer.muon.momentum = 0.995",
+            "optimizer.moments: needs betas and momentum up to 0.99",
+        ),
+        ("training.compile = 1", "training.compile: must be true, false or 'auto' (got 1)"),
+    ],
+)
+def test_how_a_step_cannot_be_computed(toml: str, sentence: str) -> None:
+    with pytest.raises(InvalidRunSpec, match=re.escape(sentence)):
+        parse_toml(toml)
+
+
+def test_how_a_step_is_computed_is_signed_where_it_is_chosen_alone() -> None:
+    """`compile` was always there: a signed false stays false, and a later 'auto' is another run."""
+    plain = json.loads(RunSpec().to_bytes())
+    assert plain["training"]["compile"] is False
+    assert not {"mask_documents", "document_end"} & plain["data"].keys()
+    assert "moments" not in plain["optimizer"]
+    chosen = parse_toml(
+        "training.compile = 'auto'\noptimizer.moments = 'bf16'\ndata.mask_documents = true"
+    )
+    assert parse_bytes(chosen.to_bytes()) == chosen
+    assert json.loads(chosen.to_bytes())["training"]["compile"] == "auto"
 
 
 def test_a_run_without_adapters_and_conversations_keeps_its_bytes() -> None:

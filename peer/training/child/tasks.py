@@ -33,6 +33,7 @@ from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import SocketChannel
 from peer.training.ports import Interrupted, NonFinite
 from peer.training.ranks.group import ALONE, RankOrder, Ranks
+from peer.training.recomputed import recompute_layers
 from peer.training.shared import code_memory
 from protocol.errors import LocoError
 from protocol.run.needs import sequence_memory
@@ -159,7 +160,8 @@ def build(
     steps_per_s = step.measure_steps_per_s(stepper, blocks_BT)
     loop = inner_loop(settings, (slow_fd, codes_fd), corpus, model, stepper, channel)
     ready = loop.ready(precision, stepper.micro_batch, steps_per_s, measures=True)
-    return loop, replace(ready, ranks=ranks.count)
+    told = {"compiled": model.is_compiled, "notes": tuple(model.notes)}
+    return loop, replace(ready, ranks=ranks.count, **told)
 
 
 def follow(channel: SocketChannel, settings: TrainerSettings, store_fd: int) -> int:
@@ -214,15 +216,26 @@ def _stepper(settings: TrainerSettings, ranks: Ranks) -> tuple[FlatModel, step.S
         module = adapted_checkpoint(spec, settings.vocabulary_size)
         if precision == "bf16":
             halve(module)
-    model = FlatModel(module, device, compile=spec.training.compile)
+    end = spec.data.document_end
+    model = FlatModel(module, device, compile=spec.training.compile, document_end=end)
+    if settings.checkpoint_activations:
+        recompute_layers(module)
     optimizer = inner_optimizer(model, spec.optimizer, precision, ranks)
-    micro_batch = _first_micro_batch(settings, spec, device)
+    micro_batch = _first_micro_batch(settings, spec, model)
     return model, step.Stepper(model, optimizer, precision, micro_batch, ranks), precision
 
 
-def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, device: torch.device) -> int:
+def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, model: FlatModel) -> int:
     share = -(-spec.training.batch_size // settings.ranks)
     start = step.starting_micro_batch(spec.training.micro_batch, share, settings.micro_batch_cap)
-    if device.type != "cpu" or spec.training.micro_batch != "auto":
+    if model.device.type != "cpu" or spec.training.micro_batch != "auto":
         return start
-    return step.cpu_micro_batch(start, sequence_memory(spec) * settings.ranks)
+    recomputes = settings.checkpoint_activations
+
+    def fitting() -> int:
+        each = sequence_memory(spec, recomputes=recomputes)
+        return step.cpu_micro_batch(start, each * settings.ranks)
+
+    if not (fits := fitting()) and (recomputes := model.recompute() or recomputes):
+        fits = fitting()
+    return max(1, fits)

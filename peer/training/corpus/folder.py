@@ -244,6 +244,20 @@ def _spread(tokens: Tokens, wanted: float, length: int) -> Iterator[Tokens]:
         yield tokens[start : start + length]
 
 
+def document_end(spec: RunSpec, kept: KeptCorpus) -> int:
+    """The token behind each text of a corpus. Raises InvalidCorpus where there is none."""
+    corpus, ends = kept.open(), load_tokenizer(spec.data.tokenizer).separator
+    assert isinstance(corpus, Corpus), "whoever makes a corpus has it whole"
+    parts = range(0, len(corpus.train), PART_BYTES)
+    if not ends or not any((corpus.train[at : at + PART_BYTES] == ends[0]).any() for at in parts):
+        raise InvalidCorpus(
+            "with data.mask_documents attention ends where a document does, and no text of this"
+            f" corpus is followed by {'the token' if ends else 'a token'} that ends one: leave the"
+            " key out, or take a tokenizer that has an end of text"
+        )
+    return int(ends[0])
+
+
 def _template(spec: RunSpec) -> ChatTemplate:
     own = spec.data.chat_template or template_of(spec.data.tokenizer, spec.model.init_from)
     return ChatTemplate(own)

@@ -157,7 +157,7 @@ class Ranks:
                     if rank == 0:
                         whole[part] = own
                     else:
-                        distributed.send(own.cpu(), 0)
+                        distributed.send(own.cpu().float(), 0)
                 else:
                     distributed.recv(whole[part], rank)
 

@@ -11,6 +11,7 @@ from typing import Final
 
 import psutil
 import torch
+from msgspec.structs import replace
 
 from peer.codec import get_codec
 from peer.training.corpus.folder import open_corpus
@@ -20,6 +21,7 @@ from peer.training.messages import Ready, TrainerSettings
 from peer.training.model import FlatModel, model_config
 from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import SocketChannel
+from peer.training.recomputed import recompute_layers
 from peer.training.shared import MAX_SLOTS, MIN_SLOTS, RING_PER_SLOT, BoundaryRing, boundary_shape
 from protocol.run.layout import DATA_STAGE
 from protocol.run.run_spec import RunSpec
@@ -49,7 +51,7 @@ def graph_bytes(compute: StageCompute, given: torch.Tensor, *, embeds: bool) -> 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         made = compute.embed(probe, given) if embeds else compute.forward(probe, given)
     compute.forget(probe)
-    # Where layers are checkpointed their inputs are kept, and no hook sees them.
+    # Where layers are computed again their inputs are kept, and no hook sees them.
     inputs = made.untyped_storage().nbytes() * compute.num_layers
     return max(sum(kept.values()), inputs)
 
@@ -61,9 +63,10 @@ def free_bytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().available * CPU_MEMORY_SHARE)
 
 
-def slots_for(graph: int, free: int) -> int:
-    """Microbatches of `graph` bytes that fit into `free` beside a backward, within the bounds."""
-    return max(MIN_SLOTS, min(MAX_SLOTS, free // max(1, graph) - 1))
+def slots_for(graph: int, free: int) -> tuple[int, bool]:
+    """Microbatches of `graph` bytes beside a backward, within the bounds; whether they fit."""
+    slots = free // max(1, graph) - 1
+    return max(MIN_SLOTS, min(MAX_SLOTS, slots)), slots >= MIN_SLOTS
 
 
 def build_stage(
@@ -77,15 +80,18 @@ def build_stage(
     config = model_config(spec, settings.vocabulary_size)
     stages = spec.pipeline.stages
     module = initial_stage(config, spec.seed, stage, stages)
-    module.checkpoints = settings.checkpoint_activations
     model = FlatModel(module, device)
+    if settings.checkpoint_activations:
+        recompute_layers(module)
     clip_norm = stage_clip_norm(spec.optimizer.clip_norm, stages)
     section = spec.optimizer.model_copy(update={"clip_norm": clip_norm})
     optimizer = inner_optimizer(model, section, precision)
     sequences = spec.microbatch_sequences
     coder = BoundaryCoder(get_codec(spec.pipeline.codec), boundary_shape(spec), device)
     compute = StageCompute(module, device, precision)
-    slots = measured_slots(compute, spec, device, embeds=stage == DATA_STAGE)
+    slots, fit = measured_slots(compute, spec, device, embeds=stage == DATA_STAGE)
+    if not fit and model.recompute():
+        slots, _ = measured_slots(compute, spec, device, embeds=stage == DATA_STAGE)
     ring = BoundaryRing.create_in(ring_fd, RING_PER_SLOT * slots, coder.code_bytes)
     channel = StageChannel(pipe, ring, coder)
     stepper: DataPeerStepper | RelayStepper
@@ -100,12 +106,13 @@ def build_stage(
     )
     loop = inner_loop(settings, memory, corpus, model, stepper, channel)
     # Every stage tells the same speed: all take the same steps, so all owe the same number.
-    return loop, loop.ready(precision, sequences, 1.0)
+    ready = loop.ready(precision, sequences, 1.0)
+    return loop, replace(ready, notes=tuple(model.notes))
 
 
 def measured_slots(
     compute: StageCompute, spec: RunSpec, device: torch.device, *, embeds: bool
-) -> int:
+) -> tuple[int, bool]:
     sequences, tokens, width = boundary_shape(spec)
     if embeds:
         given = torch.zeros((sequences, tokens + 1), dtype=torch.int64, device=device)

@@ -8,13 +8,11 @@ Shapes: B sequences, T tokens, D width of the model, V vocabulary.
 """
 
 import sys
-from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from protocol.run.layout import DATA_STAGE, stage_layers
@@ -48,14 +46,12 @@ class StageModule(nn.Module):
 
     Attributes:
         holds_data: whether the two ends are here.
-        checkpoints: whether a layer keeps its input alone, and is computed again for its gradient.
     """
 
     def __init__(self, config: Any, stage: int, stages: int) -> None:
         super().__init__()
         self.config = config
         self.holds_data = stage == DATA_STAGE
-        self.checkpoints = False
         layers = stage_layers(config.num_hidden_layers, stages, stage)
         self.model = _StageTrunk(config, layers, ends=self.holds_data)
         if self.holds_data:
@@ -73,11 +69,7 @@ class StageModule(nn.Module):
         rotations = self._rotary(hidden_BTD, position_ids=positions_1T)
         for layer in self.model.layers.values():
             # Without a mask, attention is causal.
-            through = partial(layer, position_ids=positions_1T, position_embeddings=rotations)
-            if self.checkpoints and torch.is_grad_enabled():
-                hidden_BTD = checkpoint(through, hidden_BTD, use_reentrant=False)
-            else:
-                hidden_BTD = through(hidden_BTD)
+            hidden_BTD = layer(hidden_BTD, position_ids=positions_1T, position_embeddings=rotations)
         return hidden_BTD
 
     def loss(self, hidden_BTD: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:

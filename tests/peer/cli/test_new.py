@@ -112,6 +112,12 @@ def test_peers_choose_how_often_they_average_unless_they_hold_stages() -> None:
     assert (staged.sync.inner_steps, staged.pipeline.stages) == (25, 2)
 
 
+def test_models_are_compiled_where_it_pays_and_can_be() -> None:
+    found = {preset: preset_spec(preset).training.compile for preset in PRESETS}
+    assert found == {"demo": False, "125m": "auto", "1b": "auto"}
+    assert preset_spec("125m", stages=2).training.compile is False
+
+
 def test_muon_trains_at_four_times_the_rate_of_adamw() -> None:
     inner = preset_spec("125m").optimizer
     assert (inner.name, inner.learning_rate) == ("muon", 6e-4)

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from peer.daemon import provision as data_module
 from peer.daemon.provision import freeze_data, obtain_data
+from peer.options.config import load_config
 from peer.runtime.work import SimulatedWork
 from peer.state.home import HomeError
 from peer.training.corpus.folder import KeptCorpus
@@ -154,3 +155,57 @@ async def test_a_founders_tokenizer_runs_on_nothing_that_the_user_has_not_named(
     peer._blobs["2" * 32] = tmp_path / "tokens.npy"
     taken = await obtained(spec, tmp_path / "joiner", peer)
     assert taken.whole is None
+
+
+async def with_documents(folder: Path, **data: Any) -> int | None:
+    """The token that a founder writes into its run spec, for attention to end at."""
+    data = {"source": f"text:{folder}/*.txt", "mask_documents": True, **data}
+    section = DataSection.model_validate({"validation_blocks": 1, **data})
+    spec = RunSpec(model=ModelSection(context_length=8), data=section)
+    frozen, _ = await freeze_data(spec, folder / "founder", SimulatedWork())
+    assert RunSpec.model_validate(frozen.model_dump()) == frozen
+    return frozen.data.document_end
+
+
+async def test_the_founder_says_which_token_ends_a_document(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text("a b " * 100)
+    assert await with_documents(tmp_path) == 0
+    assert await with_documents(tmp_path, mask_documents=False) is None
+
+
+@pytest.mark.slow
+async def test_documents_that_nothing_ends_are_refused(tmp_path: Path) -> None:
+    """Neither by a tokenizer that has such a token, nor in a file of tokens."""
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text("a b " * 100)
+    vocabulary = {"a": 0, "b": 1}
+    found = []
+    for more in ({}, {"</s>": 2}):
+        tokenizer = Tokenizer(models.WordLevel(vocabulary | more, unk_token="a"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.save(str(path := tmp_path / f"tokenizer-{len(more)}.json"))
+        found.append({"tokenizer": str(path)})
+    assert await with_documents(tmp_path, **found[1]) == 2
+    np.save(tmp_path / "tokens.npy", np.arange(2000) % 200 + 1)
+    endless = {"source": f"tokens:{tmp_path / 'tokens.npy'}"}
+    for data, what in ((found[0], "a token that ends one"), (endless, "the token that ends one")):
+        with pytest.raises(InvalidRunSpec, match=f"is followed by {what}: leave the key out"):
+            await with_documents(tmp_path, **data)
+
+
+def test_of_several_gpus_the_fullest_is_told(tmp_path: Path, monkeypatch) -> None:
+    """Those that train, whichever the first one is."""
+    free = {0: 10, 1: 80, 2: 30}
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free[device.index], 80))
+
+    def told(**options: str) -> int | None:
+        return data_module.free_room(load_config({"home": tmp_path, **options}, {}), tmp_path).gpu
+
+    assert told() == 10
+    assert told(device="cuda:1") == 80
+    assert told(gpus="1,2") == 30
+    assert told(gpus="all") == 10
+    assert told(gpus="2", device="cpu") is None

@@ -4,18 +4,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from existing import existing
 from msgspec.structs import replace
 
 from peer.runtime.child_frames import PipeError
+from peer.training import model as model_module
 from peer.training.child import tasks
 from peer.training.corpus.packed import InvalidCorpus
 from peer.training.device import choose_device, choose_precision, is_out_of_memory
 from peer.training.messages import Begin, Failed, Ready, TrainerSettings
+from peer.training.model import FlatModel, empty_module, initial_module
+from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import SocketChannel
 from peer.training.ports import NonFinite
+from peer.training.ranks.group import ALONE
 from peer.training.step import Stepper, cpu_micro_batch, fit_micro_batch, starting_micro_batch
 from protocol.run.run_spec import RunSpec
 
@@ -102,16 +107,27 @@ def test_more_devices_than_a_step_has_sequences_are_refused(capsys):
     assert (failed.reason, failed.detail[:34]) == ("unusable", "a step has 2 sequences (training.b")
 
 
-class FullDevice(Stepper):
-    """A stepper on a device that holds two sequences, or fewer beside moments."""
+TINY = RunSpec.model_validate({"model": {"hidden_size": 16, "num_layers": 1, "num_heads": 2}})
 
-    def __init__(self, micro_batch, room=2, beside_moments=2):
+
+def tiny_model(**options):
+    return FlatModel(initial_module(TINY, 256), torch.device("cpu"), **options)
+
+
+class FullDevice(Stepper):
+    """A stepper on a device that holds two sequences, or fewer beside moments.
+
+    It holds four times as many whose layers are computed again.
+    """
+
+    def __init__(self, micro_batch, room=2.0, beside_moments=2.0):
         self.micro_batch, self.room, self.beside_moments = micro_batch, room, beside_moments
         self.tried: list[int] = []
+        self._model = tiny_model()
 
     def step(self, blocks_BT, learning_rate):
         self.tried.append(self.micro_batch)
-        if self.micro_batch > self.room:
+        if self.micro_batch > self.room * (4 if self._model.notes else 1):
             raise torch.OutOfMemoryError("full")
         self.room = self.beside_moments  # the first step has made them
         return type("Result", (), {"loss": 0.0})
@@ -128,6 +144,67 @@ def test_the_dry_run_halves_until_it_fits():
         fit_micro_batch(FullDevice(4, room=0), BLOCKS_BT)
 
 
+def test_layers_are_computed_again_where_not_even_one_sequence_fits():
+    stepper = FullDevice(8, room=0.5, beside_moments=0.5)
+    fit_micro_batch(stepper, BLOCKS_BT)
+    assert stepper.tried == [8, 4, 2, 1, 8, 4, 2, 2]
+    (note,) = stepper._model.notes
+    assert note.startswith("layers are computed again in the backward pass")
+
+
+@pytest.mark.parametrize(
+    ("available", "micro_batch", "recomputes"), [(1 << 40, 8, False), (20e6, 4, True)]
+)
+def test_a_cpu_is_told_by_the_memory_that_is_free(monkeypatch, available, micro_batch, recomputes):
+    """A quarter is ours: 5 MB, where a sequence takes 6.7 MB, and 1 MB computed again."""
+    spec = RunSpec.model_validate(
+        {"model": {"hidden_size": 16, "num_layers": 24, "num_heads": 2, "context_length": 168}}
+    )
+    free = psutil.virtual_memory()._replace(available=available)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    settings = replace(SETTINGS, spec=spec.to_bytes(), device="cpu")
+    model, stepper, _ = tasks._stepper(settings, ALONE)
+    assert (stepper.micro_batch, bool(model.notes)) == (micro_batch, recomputes)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiler_that_fails_is_done_without(monkeypatch, tmp_path):
+    """A real one: torch's, without the compiler of C++ that it needs on a CPU."""
+    import torch._inductor.config as inductor
+
+    monkeypatch.setattr(inductor.cpp, "cxx", ("/nowhere/c++",))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    compiled = FlatModel(initial_module(TINY, 256), torch.device("cpu"), compile=True)
+    compiled._may_forgo = True  # as 'auto' on a GPU
+    stepper = Stepper(compiled, inner_optimizer(compiled, TINY.optimizer, "fp32"), "fp32", 4)
+    fit_micro_batch(stepper, np.zeros((4, 9), np.int64))
+    assert not compiled.is_compiled
+    (note,) = compiled.notes
+    assert note.startswith("the model is not compiled, for that failed: ")
+    assert "c++" in note
+    strict = FlatModel(initial_module(TINY, 256), torch.device("cpu"), compile=True)
+    stepper = Stepper(strict, inner_optimizer(strict, TINY.optimizer, "fp32"), "fp32", 4)
+    with pytest.raises(Exception, match="c\\+\\+"):
+        fit_micro_batch(stepper, np.zeros((4, 9), np.int64))
+
+
+def test_auto_compiles_where_there_are_a_gpu_and_a_compiler(monkeypatch):
+    meta = torch.device("meta")
+    assert not FlatModel(empty_module(TINY, 256), torch.device("cpu"), compile="auto").is_compiled
+    monkeypatch.setattr(model_module, "GPU", "meta")
+    assert FlatModel(empty_module(TINY, 256), meta, compile="auto").is_compiled
+    for compiler in ("", "/nowhere/cc"):
+        monkeypatch.setenv("PATH", "/nowhere")
+        monkeypatch.setenv("CC", compiler)
+        model = FlatModel(empty_module(TINY, 256), meta, compile="auto")
+        assert not model.is_compiled
+        (note,) = model.notes
+        assert note.endswith("there is no C compiler here: install gcc, or set CC")
+    assert FlatModel(empty_module(TINY, 256), meta, compile=True).is_compiled
+    assert not FlatModel(empty_module(TINY, 256), meta, compile=False).is_compiled
+
+
 @pytest.mark.parametrize(
     ("setting", "batch_size", "cap", "expected"),
     [("auto", 8, 0, 8), ("auto", 12, 0, 4), ("auto", 8, 2, 2), (3, 8, 0, 3), (16, 8, 0, 8)],
@@ -138,7 +215,7 @@ def test_the_search_starts_at_a_power_of_two(setting, batch_size, cap, expected)
 
 def test_a_cpu_keeps_memory_for_others():
     assert cpu_micro_batch(8, 1) == 8
-    assert cpu_micro_batch(8, 1 << 60) == 1
+    assert cpu_micro_batch(8, 1 << 60) == 0
 
 
 def test_devices_that_are_not_here_are_refused():

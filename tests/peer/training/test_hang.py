@@ -2,12 +2,25 @@
 
 import pytest
 import trio
+from msgspec.structs import replace
 
+from peer.training.child_process import SpareChild
 from peer.training.fragments import regions_of
-from peer.training.messages import Ready, RoundClosed, TrainerProgress, Waiting
+from peer.training.messages import (
+    Ready,
+    RoundClosed,
+    TrainerProgress,
+    TrainerSettings,
+    Waiting,
+)
 from peer.training.ports import TrainerDied
-from peer.training.process import SILENCE_FLOOR_S, START_TIMEOUT_S, ProcessTrainer
-from peer.training.shared import CodeRegions, code_memory
+from peer.training.process import (
+    SILENCE_FLOOR_S,
+    START_TIMEOUT_S,
+    ProcessTrainer,
+    trainer_starter,
+)
+from peer.training.shared import CodeRegions, SharedVector, code_memory
 from protocol.run.run_spec import RunSpec, TrainingSection
 
 READY = Ready("cpu", "fp32", 1, 10.0, (("a", (128,)),))
@@ -74,12 +87,62 @@ async def test_slow_steps_stretch_the_bound(step_s, autojump_clock):
     assert SILENCE_FLOOR_S + 50 * step_s < silent_s < 3 * SILENCE_FLOOR_S + 100 * step_s
 
 
-async def test_one_that_compiles_is_waited_for_as_at_the_start(autojump_clock):
-    child = SilentChild(READY, CLOSED)
-    spec = RunSpec(training=TrainingSection(compile=True))
+@pytest.mark.parametrize("compiled", [True, False])
+async def test_one_that_compiles_is_waited_for_as_at_the_start(autojump_clock, compiled):
+    """It says whether it does: 'auto' may not."""
+    ready = replace(READY, compiled=compiled)
+    child = SilentChild(ready, *[CLOSED] * compiled)
+    spec = RunSpec(training=TrainingSection(compile="auto"))
     trainer = _trainer(child, START_TIMEOUT_S - 1, spec)
-    assert await trainer.receive() == READY
-    assert await trainer.receive() == CLOSED
+    assert await trainer.receive() == ready
+    if compiled:
+        assert await trainer.receive() == CLOSED
     with pytest.raises(TrainerDied, match="hung"):
         await trainer.receive()
     assert child.killed
+    assert (trio.current_time() > 2 * START_TIMEOUT_S) == compiled
+
+
+class Ended:
+    async def wait(self):
+        await trio.lowlevel.checkpoint()
+
+
+class ToldChild(SilentChild):
+    """Keeps the settings that it begins with."""
+
+    told: list[TrainerSettings]
+    process = Ended()
+
+    async def begin(self, task, settings, descriptors):
+        self.told.append(settings)
+
+    async def aclose(self):
+        await trio.lowlevel.checkpoint()
+
+
+class ToldSpare(SpareChild):
+    def __init__(self, told):
+        self._told = told
+
+    async def take(self):
+        child = ToldChild()
+        child.told = self._told
+        return child
+
+
+async def test_where_not_even_one_sequence_fitted_less_is_kept_from_then_on(autojump_clock):
+    """Also where the cap of a later life is above nothing again."""
+    told: list[TrainerSettings] = []
+    with SharedVector(128) as slow:
+        settings = TrainerSettings(RunSpec().to_bytes(), "me", "", 256)
+        start = trainer_starter(settings, slow, ToldSpare(told))
+        for cap in (None, 1, 0, 4):
+            async with start(slow.array, cap):
+                pass
+    assert [(each.micro_batch_cap, each.checkpoint_activations) for each in told] == [
+        (0, False),
+        (1, False),
+        (0, True),
+        (4, True),
+    ]

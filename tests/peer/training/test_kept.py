@@ -32,12 +32,15 @@ class Trained:
     """A model and its optimizer, stepped by gradients from a seed."""
 
     name: str = "adamw"
+    moments: str = "fp32"
     model: FlatModel = field(
         default_factory=lambda: FlatModel(empty_module(spec_of(), 256), torch.device("cpu"))
     )
 
     def __post_init__(self) -> None:
-        section = spec_of().optimizer.model_copy(update={"name": self.name})
+        section = spec_of().optimizer.model_copy(
+            update={"name": self.name, "moments": self.moments}
+        )
         self.optimizer = inner_optimizer(self.model, section, "fp32")
 
     def step(self, *seeds: int) -> None:
@@ -76,9 +79,10 @@ def test_only_fp32_is_kept(tmp_path):
         write_tensors(tmp_path / "f", {"a": torch.zeros(5, dtype=torch.float16)}, {})
 
 
+@pytest.mark.parametrize("moments", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_weights_and_moments_go_on_bit_for_bit(tmp_path, name):
-    first, second = Trained(name), Trained(name)
+def test_weights_and_moments_go_on_bit_for_bit(tmp_path, name, moments):
+    first, second = Trained(name, moments), Trained(name, moments)
     first.step(1, 2, 3)
     keep_weights(tmp_path / "f", first.model.theta_P, first.optimizer, own_steps=3)
     assert take_over_weights(tmp_path / "f", second.model.theta_P, second.optimizer) == 3
@@ -88,9 +92,10 @@ def test_weights_and_moments_go_on_bit_for_bit(tmp_path, name):
     assert first.optimizer.num_steps == second.optimizer.num_steps == 5
 
 
+@pytest.mark.parametrize("moments", ["fp32", "bf16"])
 @pytest.mark.parametrize(("name", "vectors"), [("adamw", 2 * 6), ("muon", 2 * 4 + 7)])
-def test_all_moments_are_taken_over(tmp_path, name, vectors):
-    first, second = Trained(name), Trained(name)
+def test_all_moments_are_taken_over(tmp_path, name, vectors, moments):
+    first, second = Trained(name, moments), Trained(name, moments)
     first.step(1, 2)
     keep_weights(tmp_path / "f", first.model.theta_P, first.optimizer, own_steps=2)
     take_over_weights(tmp_path / "f", second.model.theta_P, second.optimizer)

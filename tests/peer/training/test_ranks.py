@@ -49,11 +49,13 @@ def corpus(tmp_path_factory):
     return prepare_corpus(spec, folder / "cache").folder
 
 
-def _settings(corpus, ranks, optimizer="adamw", batch_size=8, **sync):
+def _settings(corpus, ranks, optimizer="adamw", batch_size=8, moments="fp32", **sync):
     spec = RunSpec(
         model=ModelSection(hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2),
         data=DataSection(validation_blocks=4),
-        optimizer=OptimizerSection(name=optimizer, warmup_steps=0, learning_rate=1e-3),
+        optimizer=OptimizerSection(
+            name=optimizer, warmup_steps=0, learning_rate=1e-3, moments=moments
+        ),
         training=TrainingSection(batch_size=batch_size),
         sync=SyncSection(inner_steps=STEPS, **sync),
     )
@@ -140,6 +142,26 @@ async def test_several_train_as_one(corpus, tmp_path, optimizer, ranks, batch_si
     swapped = [await _gone_on(*each) for each in zip(settings, (by_several, by_one), strict=True)]
     _assert_near(*swapped)
     assert torch.linalg.vector_norm(swapped[0]["fast"] - several[1]["fast"]) > 0.01
+
+
+async def test_several_keep_coarse_moments_and_one_takes_them_over(corpus, tmp_path):
+    found = []
+    for moments in ("fp32", "bf16"):
+        async with _trainer(_settings(corpus, 2, "muon", moments=moments)) as (trainer, _):
+            await _next(trainer, Ready)
+            await trainer.send(Load())
+            await _trained(trainer, 0)
+            found.append(await _kept(trainer, tmp_path / moments))
+    exact, coarse = found
+    names = [name for name in coarse if name != "fast"]
+    for name in names:
+        assert torch.equal(coarse[name], coarse[name].bfloat16().float()), name
+        assert 0 < torch.dist(coarse[name], exact[name]) < 0.05 * exact[name].norm(), name
+    async with _trainer(_settings(corpus, 1, "muon", moments="bf16")) as (trainer, _):
+        await _next(trainer, Ready)
+        await trainer.send(Load(str(tmp_path / "bf16")))
+        taken = await _kept(trainer, tmp_path / "taken")
+    assert all(torch.equal(taken[name], coarse[name]) for name in ("fast", *names))
 
 
 @asynccontextmanager

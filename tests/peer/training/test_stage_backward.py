@@ -39,7 +39,8 @@ def by_autograd(stage, given, gradient, precision="fp32"):
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_both_parts_together_are_what_autograd_makes(precision, checkpoints):
     stage = Stage(run_spec(), 1)
-    stage.module.checkpoints = checkpoints
+    if checkpoints:
+        stage.model.recompute()
     compute = StageCompute(stage.module, CPU, precision)
     given, gradient = boundary(1), boundary(2)
     produced, passed, weights = by_autograd(1, given, gradient, precision)

@@ -4,13 +4,22 @@ import pytest
 import torch
 from test_stages import Stage, run_spec
 
-from peer.training.shared import MAX_SLOTS, MIN_SLOTS, BoundaryRing, code_memory
+from peer.training.messages import TrainerSettings
+from peer.training.pipe import SocketChannel
+from peer.training.shared import MAX_SLOTS, MIN_SLOTS, BoundaryRing, SharedVector, code_memory
+from peer.training.stages import build
 from peer.training.stages.build import graph_bytes, slots_for
+
+
+class SilentPipe(SocketChannel):
+    def __init__(self):
+        pass
 
 
 def held_by(stage, *, checkpoints=False):
     held = Stage(run_spec(), stage)
-    held.module.checkpoints = checkpoints
+    if checkpoints:
+        held.model.recompute()
     given = torch.zeros((2, 17), dtype=torch.int64) if stage == 0 else torch.zeros(2, 16, 32)
     found = graph_bytes(held.compute, given, embeds=stage == 0)
     assert not held.compute._held
@@ -33,11 +42,38 @@ def test_checkpoints_hold_less():
 
 
 @pytest.mark.parametrize(
-    ("graph", "free", "slots"),
-    [(100, 601, 5), (100, 250, MIN_SLOTS), (100, 1, MIN_SLOTS), (1, 10**9, MAX_SLOTS)],
+    ("graph", "free", "slots", "fit"),
+    [
+        (100, 601, 5, True),
+        (100, 300, MIN_SLOTS, True),
+        (100, 250, MIN_SLOTS, False),
+        (100, 1, MIN_SLOTS, False),
+        (1, 10**9, MAX_SLOTS, True),
+    ],
 )
-def test_as_many_as_fit_beside_a_backward(graph, free, slots):
-    assert slots_for(graph, free) == slots
+def test_as_many_as_fit_beside_a_backward(graph, free, slots, fit):
+    assert slots_for(graph, free) == (slots, fit)
+
+
+@pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.parametrize("small", [False, True])
+def test_layers_are_computed_again_where_the_least_does_not_fit(
+    tmp_path, monkeypatch, forced, small
+):
+    """Only then, or where the user says so; and what is chosen is told."""
+    spec = run_spec()
+    monkeypatch.setattr(build, "free_bytes", lambda _: 10**5 if small else 10**9)
+    tokens = tmp_path / "tokens.u8"
+    tokens.write_bytes(bytes(range(64)) * 200)
+    layout = Stage(spec, 1).model.layout
+    with SharedVector(layout.padded_parameters) as slow:
+        settings = TrainerSettings(
+            spec.to_bytes(), "me", str(tokens), 64, "cpu", stage=1, checkpoint_activations=forced
+        )
+        memory = slow.read_only_fd, code_memory()
+        _, ready = build.build_stage(settings, memory, code_memory(), SilentPipe())
+    assert len(ready.notes) == (small and not forced)
+    assert all("computed again in the backward pass" in note for note in ready.notes)
 
 
 def test_the_daemon_finds_as_many_slots_as_the_trainer_made():
