@@ -17,8 +17,9 @@ import trio
 
 from peer.content.fetching import BlobSource
 from peer.daemon.beginning import Beginning, Fresh
+from peer.daemon.expert_beginning import FreshOrFetched
 from peer.daemon.fetched import Fetched
-from peer.daemon.provision import ChoosePart, FreshOrFetched, Supplies, with_frozen_experts
+from peer.daemon.provision import ChoosePart, Supplies, with_frozen_experts
 from peer.facts import PartShape
 from peer.network.pacing import NO_LIMITS, BandwidthLimits
 from peer.rounds.domains import HeldOutBlocks

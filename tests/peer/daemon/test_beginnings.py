@@ -17,9 +17,10 @@ from peer.content.fetching import ExpectedState
 from peer.content.state_file import StateManifest, StateMemory
 from peer.daemon import fetched
 from peer.daemon.beginning import NOTHING_TRAINED, Arrival, FirstState, Fresh, cannot_tell
+from peer.daemon.expert_beginning import FromFounder
 from peer.daemon.fetched import Fetched
 from peer.daemon.kept_experts import digest_of_weights
-from peer.daemon.provision import FromFounder, Supplies
+from peer.daemon.provision import Supplies
 from peer.daemon.sources import NobodyHelped
 from peer.facts import Facts, HeldPart, PartShape
 from peer.observe.event_names import EventName
