@@ -271,9 +271,12 @@ def write_new(path: Path, spec: RunSpec, preset: str, *, force: bool) -> list[st
 
 
 def check_new(path: Path, *, force: bool) -> None:
-    """Raises ConfigError: the file is there already."""
-    if path.exists() and not force:
-        raise ConfigError(f"{path} exists already; use --force to replace it")
+    """Raises ConfigError: the file is there already, or cannot be looked at."""
+    try:
+        if path.exists() and not force:
+            raise ConfigError(f"{path} exists already; use --force to replace it")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
 def check_source(data: str) -> None:
