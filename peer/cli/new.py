@@ -468,7 +468,8 @@ def _is_idle(section: BaseModel, name: str) -> bool:
         case PipelineSection():
             idle = section.stages == 1
         case DataSection():
-            idle = name == "chat_template" and not section.source.startswith("chat:")
+            speaks = section.chat_template is not None or section.source.startswith("chat:")
+            idle = name == "chat_template" and not speaks
             idle = idle or (section.replay is None and name in ("replay", "replay_share"))
         case OptimizerSection():
             idle = name in OF_THEIR_OWN
@@ -488,4 +489,5 @@ def _is_idle_of_sync(section: SyncSection, name: str) -> bool:
 
 
 def _literal(value: Any) -> str:
-    return json.dumps(value)  # JSON of such plain values is TOML
+    # JSON of such plain values is TOML, which knows no pairs of surrogates.
+    return json.dumps(value, ensure_ascii=False)
