@@ -246,6 +246,9 @@ def main() -> None:
     if options.device.startswith("cuda") and not options.cards:
         print(f"bench.gpu: torch {torch.__version__} finds no CUDA card here", file=sys.stderr)
         sys.exit(WRONG_USAGE)
+    if options.out.exists():
+        print(f"bench.gpu: {options.out} exists already: name another folder", file=sys.stderr)
+        sys.exit(WRONG_USAGE)
     options.out.mkdir(parents=True)
     options.out = options.out.resolve()
     found = measured_on()

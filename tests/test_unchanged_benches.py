@@ -21,6 +21,8 @@ def test_what_a_bench_imports_keeps_it_however_far_away_it_is() -> None:
     assert "latency_model" in left_out
     assert "latency_model" not in names("bench/latency_model.py")
     assert "pipeline_learning" not in names("peer/training/__init__.py")
+    assert "lone_tokens" not in names("demo/reading.py")
+    assert "dashboard_pictures" not in names("deploy/grafana/dashboards/peer.json")
 
 
 @pytest.mark.parametrize(

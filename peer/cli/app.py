@@ -372,6 +372,8 @@ def extend(
     from .client import check_exportable, home_of
     from .extend import extend_run
 
+    if not run_toml.name:
+        raise ConfigError(f"RUN.toml: {run_toml} names no file")
     opt.check_folder(run_toml.with_suffix(""), "RUN.toml")
     own = home_of(home)
     check_exportable(own)

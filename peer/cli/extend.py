@@ -20,6 +20,7 @@ RATE: Final = 0.5
 """Peak of the rate over the old run's: a model whose rate has fallen forgets at a high one."""
 WARMUP: Final = 0.01
 """Part of the steps over which the rate rises."""
+KEPT_OF_DATA: Final = ("chat_template", "piece_kib", "validation_blocks")
 
 
 def extend_run(
@@ -78,7 +79,7 @@ def successor(
     tree.pop("frozen", None)
     tree["model"] |= {"init_from": str(model)}
     replayed = {"replay": old_texts, "replay_share": replay} if replay else {}
-    kept = {key: parent.data.model_dump()[key] for key in ("piece_kib", "validation_blocks")}
+    kept = {key: value for key, value in tree["data"].items() if key in KEPT_OF_DATA}
     tree["data"] = {**kept, "source": data, **replayed}
     tree["training"]["total_steps"] = steps
     rates = [tree["optimizer"], *filter(None, [tree["optimizer"].get("muon")])]

@@ -273,9 +273,12 @@ def write_new(path: Path, spec: RunSpec, preset: str, *, force: bool) -> list[st
 
 
 def check_new(path: Path, *, force: bool) -> None:
-    """Raises ConfigError: the file is there already."""
-    if path.exists() and not force:
-        raise ConfigError(f"{path} exists already; use --force to replace it")
+    """Raises ConfigError: the file is there already, or cannot be looked at."""
+    try:
+        if path.exists() and not force:
+            raise ConfigError(f"{path} exists already; use --force to replace it")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
 def check_source(data: str) -> None:
@@ -454,7 +457,8 @@ def _is_idle(section: BaseModel, name: str) -> bool:
         case PipelineSection():
             idle = section.stages == 1
         case DataSection():
-            idle = name == "chat_template" and not section.source.startswith("chat:")
+            speaks = section.chat_template is not None or section.source.startswith("chat:")
+            idle = name == "chat_template" and not speaks
             idle = idle or (section.replay is None and name in ("replay", "replay_share"))
         case OptimizerSection():
             idle = name in OF_THEIR_OWN
@@ -474,4 +478,5 @@ def _is_idle_of_sync(section: SyncSection, name: str) -> bool:
 
 
 def _literal(value: Any) -> str:
-    return json.dumps(value)  # JSON of such plain values is TOML
+    # JSON of such plain values is TOML, which knows no pairs of surrogates.
+    return json.dumps(value, ensure_ascii=False)

@@ -204,8 +204,9 @@ def _new_run(config: PeerConfig, spec: RunSpec) -> RunSpec:
     names = [expert.name for expert in spec.experts] or [""]
     for name, model in zip(names, spec.models, strict=True):
         try:
-            for source in [config.data] if config.data else model.data.sources:
-                _check_source(source)
+            _check_source("source", config.data or model.data.source)
+            if config.data is None and model.data.replay is not None:
+                _check_source("replay", model.data.replay)
             _check_enough(model, config.data)
         except ConfigError as error:
             raise ConfigError(f"expert {name}: {error}" if name else str(error)) from error
@@ -274,11 +275,11 @@ def _check_enough(spec: RunSpec, data: str | None) -> None:
         )
 
 
-def _check_source(source: str) -> None:
-    """Refuse files that are not there. Raises ConfigError."""
+def _check_source(key: str, source: str) -> None:
+    """Refuse files that are not there; `key` of [data] names them. Raises ConfigError."""
     kind, _, pattern = source.partition(":")
     if kind == "tokens" and not Path(pattern).expanduser().is_file():
-        raise ConfigError(f"data.source: there is no file {pattern}")
+        raise ConfigError(f"data.{key}: there is no file {pattern}")
     if kind not in ("text", "jsonl", "parquet", "chat") or pattern.startswith("hf:"):
         return
     from peer.training.corpus.documents import glob_texts, shards_of
@@ -288,21 +289,21 @@ def _check_source(source: str) -> None:
         if kind != "text":
             shards_of(kind, pattern)
         elif len(texts := glob_texts(pattern)) == 1:
-            _say_held_out(texts[0].path)
+            _say_held_out(key, texts[0].path)
     except InvalidCorpus as error:
-        raise ConfigError(f"data.source: {error}") from error
+        raise ConfigError(f"data.{key}: {error}") from error
 
 
-def _say_held_out(path: Path) -> None:
+def _say_held_out(key: str, path: Path) -> None:
     """Say what a corpus of one text is validated with. Raises ConfigError."""
     from peer.training.corpus.packed import HELD_OUT_OF, tail_start
 
     try:
         size, start = path.stat().st_size, tail_start(path)
     except OSError as error:
-        raise ConfigError(f"data.source: cannot read {path}: {error.strerror}") from error
+        raise ConfigError(f"data.{key}: cannot read {path}: {error.strerror}") from error
     print(
-        f"data.source is one text, {path}: its last {100 // HELD_OUT_OF}%, {size - start:,} of"
+        f"data.{key} is one text, {path}: its last {100 // HELD_OUT_OF}%, {size - start:,} of"
         f" {size:,} bytes, is held out for validation",
         file=sys.stderr,
         flush=True,

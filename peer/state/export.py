@@ -162,6 +162,7 @@ def _write_tokenizer(
         chat_template=spec.data.chat_template,
     )
     tokenizer.save_pretrained(folder)
+    path.write_bytes(tokenizer_json)  # which that has written anew: its digest names the tokens
 
 
 def _move_files(source: Path, out_dir: Path) -> None:

@@ -73,7 +73,8 @@ class Workload:
 
     def step_us(self, offer: MachineOffer) -> int:
         """A step of a machine that trains alone, with its cards' exchanges, which nothing hides."""
-        computing = -(-self.batch_microbatches // offer.gpus) * offer.compute_us
+        sequences = -(-self.batch_microbatches * self.sequences // offer.gpus)
+        computing = sequences * offer.compute_us // self.sequences
         # Each card sends all of the gradient but its own part, and gets as much of new weights.
         sent = 2 * FP32_BYTES * self.parameters * (offer.gpus - 1) // offer.gpus
         return TRAINING_PER_FORWARD * computing + sent * US_PER_S // offer.gpu_bytes_per_s

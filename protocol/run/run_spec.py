@@ -153,7 +153,7 @@ class DataSection(Section):
     """How `chat:` conversations are written, in Jinja; the tokenizer's when left out."""
     replay: str | None = None
     """Older texts to train on beside those of the source, named as that is."""
-    replay_share: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    replay_share: Annotated[float, Field(gt=0, le=0.99)] = 0.25
     """Their part of all tokens."""
     mask_documents: bool = False
     """Attention sees a token's own document alone, not those before it in the block."""

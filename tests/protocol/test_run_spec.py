@@ -737,6 +737,10 @@ def test_frozen_experts_of_two_tokenizers_are_refused() -> None:
             "data.source: stages learn whole texts",
         ),
         ("data.replay = 'http:x'", "data.replay: unknown data source"),
+        (
+            "data.replay = 'stdlib'\ndata.replay_share = 0.999",
+            "data.replay_share: must be less than or equal to 0.99",
+        ),
         ("data.replay_share = 0.5", "data.replay_share: says nothing without data.replay"),
     ],
 )

@@ -9,10 +9,10 @@ N.piece         pieces that have come from peers (blocks.py)
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,6 @@ from .blocks import Corpus, PieceCorpus, cut_piece, is_packed, open_file, withou
 from .chats import CHAT, ChatTemplate, template_of
 from .documents import DOCUMENT_KINDS, glob_texts, stdlib_texts
 from .packed import (
-    PART_BYTES,
     RAW_SUFFIXES,
     InvalidCorpus,
     Tokens,
@@ -77,7 +76,8 @@ class KeptCorpus:
 
     @property
     def has_conversations(self) -> bool:
-        return is_of_conversations(self.open(), self.manifest.held_out_blocks)
+        """Whether some tokens are given, and no targets (chats.py)."""
+        return bool((self.open().validation_blocks(self.manifest.held_out_blocks) < 0).any())
 
     def open(self) -> Corpus | PieceCorpus:
         made_of = self.manifest
@@ -88,11 +88,6 @@ class KeptCorpus:
         shape = (made_of.held_out_blocks, made_of.context_length + 1)
         held_out = np.fromfile(self.held_out, made_of.dtype).reshape(shape)
         return PieceCorpus(self.folder, made_of, held_out)
-
-
-def is_of_conversations(corpus: Corpus | PieceCorpus, held_out_blocks: int) -> bool:
-    """Whether some tokens are given, and no targets (chats.py)."""
-    return bool((corpus.validation_blocks(held_out_blocks) < 0).any())
 
 
 def adopt_manifest(data: bytes, manifest_digest: str, cache_dir: Path) -> KeptCorpus:
@@ -211,29 +206,41 @@ def _tokens_of(
 def _mixed(
     new: Path, old: Path, out_path: Path, spec: RunSpec, tokenizer: Tokenizer, tell: Tell
 ) -> Path:
-    """A packed file of new tokens, and behind them as many old ones as are their share.
+    """A packed file of new tokens, and of as many old ones as are their share.
 
-    Old blocks are taken evenly from all there are, again where they are too few. The epoch's order
-    mixes pieces, so nothing has to here. What is held out is of both by the same share.
+    Old blocks are taken evenly from all there are, again where they are too few. What is held out
+    is of both by the same share; there the old ones come last, since blocks at even distances are
+    validated with.
     """
     length, share = spec.model.context_length, spec.data.replay_share
     both = [open_file(path, length, spec.data.validation_blocks) for path in (new, old)]
     for path, each in zip((new, old), both, strict=True):
         _check_tokenizer(path, each, tokenizer)
-    marks = any(is_of_conversations(each, each.held_out_blocks) for each in both)
-    dtype = token_dtype(tokenizer.vocabulary_size * (2 if marks else 1))
+    # Marks of conversations take room: a packed file has the type that its tokens need.
+    dtypes = [each.train.dtype for each in both if each.tokenizer_digest is not None]
+    dtype = max([token_dtype(tokenizer.vocabulary_size), *dtypes], key=lambda each: each.itemsize)
+    ratio = share / (1 - share)
     with (
         tempfile.TemporaryFile(dir=out_path.parent) as train,
         tempfile.TemporaryFile(dir=out_path.parent) as held_out,
     ):
-        for part, file in (("train", train), ("held_out", held_out)):
-            fresh, known = (getattr(each, part) for each in both)
-            all_new = (fresh[at : at + PART_BYTES] for at in range(0, len(fresh), PART_BYTES))
-            replayed = _spread(known, len(fresh) * share / (1 - share), length)
-            file.writelines(each.astype(dtype).tobytes() for each in chain(all_new, replayed))
+        order = partial(_among, ratio=ratio)
+        for part, file, put in (("train", train, order), ("held_out", held_out, chain)):
+            fresh, known = (np.asarray(getattr(each, part)) for each in both)
+            all_new = (fresh[at : at + length] for at in range(0, len(fresh), length))
+            replayed = _spread(known, len(fresh) * ratio, length)
+            file.writelines(each.astype(dtype).tobytes() for each in put(all_new, replayed))
         sizes_bytes = train.tell(), held_out.tell()
         write_packed(out_path, tokenizer, sizes_bytes, (train, held_out), tell, dtype=dtype)
     return out_path
+
+
+def _among(new: Iterable[Tokens], old: Iterator[Tokens], ratio: float) -> Iterator[Tokens]:
+    """Old blocks between new ones: a peer trains few pieces, and each is to have its share."""
+    for number, block in enumerate(new):
+        yield block
+        yield from islice(old, int((number + 1) * ratio) - int(number * ratio))
+    yield from old
 
 
 def _spread(tokens: Tokens, wanted: float, length: int) -> Iterator[Tokens]:

@@ -8,7 +8,7 @@ from test_export_command import SPEC, home_of, keep, loco
 from transformers import AutoModelForCausalLM
 
 from peer.cli.extend import successor
-from peer.cli.new import EXTENDED_LINES, preset_spec
+from peer.cli.new import EXTENDED, EXTENDED_LINES, preset_spec, toml_of
 from peer.options.exit_codes import ExitCode
 from peer.state.home import Home
 from peer.training.corpus.folder import prepare_corpus
@@ -52,6 +52,16 @@ def test_what_the_founders_machine_found_out_of_the_parent_is_left_out() -> None
     assert child.adapter is not None
     assert child.adapter.base is None
     assert (child.admission.mode, child.admission.secret_digest) == ("invite", None)
+
+
+@pytest.mark.parametrize("data", ["text:more/*.txt", "chat:more/*.jsonl"])
+def test_a_model_that_speaks_by_a_template_goes_on_speaking_by_it(data: str) -> None:
+    """Its exports tell others of it; and old conversations may have to be written anew."""
+    tree = preset_spec("sft", model="some/model", data="chat:old/*.jsonl").model_dump()
+    tree["data"] |= {"chat_template": "{{ messages }}\n\U0001f600"}
+    child = successor(validated(tree), MODEL, data, 400, 0.1, "tokens:old")
+    assert child.data.chat_template == "{{ messages }}\n\U0001f600"
+    assert parse_toml(toml_of(child, EXTENDED)) == child
 
 
 @pytest.mark.slow

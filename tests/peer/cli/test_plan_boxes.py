@@ -1,6 +1,7 @@
 """Machines with several cards: the table of docs/machines.md is what `loco-peer plan` computes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from test_plan_first import plan
 from peer.cli.new import preset_spec
 from protocol.names import size_text
 from protocol.pipeline.question import workload_of
-from protocol.pipeline.tables import CARDS
+from protocol.pipeline.tables import CARDS, MachineOffer
 
 PAGE = Path(__file__).parents[3] / "docs/machines.md"
 PRICES = {"RTX-3090": 0.25, "RTX-4090": 0.5, "A100-80GB": 1.5, "H100": 2.5}
@@ -44,3 +45,11 @@ def test_a_box_of_cards_is_told_as_one_peer(tmp_path: Path) -> None:
     assert said.startswith("This machine: ")
     assert "Cards of box train as one peer: 9.4 GB of training state each at the least" in said
     assert "8 x RTX-3080" in said
+
+
+def test_cards_share_out_sequences_however_large_a_microbatch_is() -> None:
+    whole = workload_of(preset_spec("125m"), sequences=64)
+    ones = workload_of(preset_spec("125m"), sequences=1)
+    each = MachineOffer("a", "Iowa", 64_000, 4, 0.0, gpus=8)
+    assert whole.step_us(each) == ones.step_us(replace(each, compute_us=1_000))
+    assert whole.step_us(replace(each, gpus=1)) == 3 * 64_000

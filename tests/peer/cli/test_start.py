@@ -483,7 +483,7 @@ def test_data_that_is_not_there_is_told_before_anything_is_made(
     with pytest.raises(ConfigError, match=r"^data\.source: .*no file"):
         start(home, run_toml)
     run_toml.write_text(f'[data]\nsource = "stdlib"\nreplay = "{source}:{tmp_path}/nothing"\n')
-    with pytest.raises(ConfigError, match=r"^data\.source: .*no file"):
+    with pytest.raises(ConfigError, match=r"^data\.replay: .*no file"):
         start(home, run_toml)
     assert not home.root.exists()
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from peer.state.export import export_hugging_face
 from peer.state.export_folder import MARKER
-from peer.training.corpus.tokenizer import ByteTokenizer
+from peer.training.corpus.tokenizer import ByteTokenizer, FileTokenizer, load_tokenizer
 from peer.training.model import FlatModel, initial_module
 from protocol.run.layout import Layout
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
@@ -78,6 +78,17 @@ def test_what_ended_texts_in_training_ends_them_in_generation(tmp_path: Path) ->
     export_hugging_face(phi_P, spec, layout, out, tokenizer_json=words.to_str().encode())
     assert AutoTokenizer.from_pretrained(out).eos_token_id == 2
     assert AutoModelForCausalLM.from_pretrained(out).config.eos_token_id == 2
+
+
+def test_the_tokenizer_is_the_runs_to_the_byte_for_its_digest_names_the_runs_tokens(
+    tmp_path: Path,
+) -> None:
+    words = Tokenizer(models.WordLevel({"?": 0, "on": 1, "<|endoftext|>": 2}, unk_token="?"))
+    data = words.to_str(pretty=False).encode()  # as GPT-2's is: transformers would indent it
+    spec, out = _spec(tokenizer="some/tokenizer"), tmp_path / "out"
+    _, phi_P, layout = _trained(spec, vocabulary_size=3)
+    export_hugging_face(phi_P, spec, layout, out, tokenizer_json=data)
+    assert load_tokenizer(str(out)).digest == FileTokenizer(data).digest
 
 
 def test_an_export_may_be_renewed_but_nothing_else_is_touched(tmp_path: Path) -> None:

@@ -19,8 +19,10 @@ from peer.training.corpus.folder import (
     open_corpus,
     prepare_corpus,
 )
-from peer.training.corpus.packed import InvalidCorpus, read_header
+from peer.training.corpus.packed import InvalidCorpus, read_header, write_packed
+from peer.training.corpus.tokenizer import ByteTokenizer
 from protocol.run.run_spec import STDLIB_BYTES, DataSection, ModelSection, RunSpec
+from protocol.schedule.progress import nobody
 
 
 def _spec(source, **data):
@@ -225,8 +227,40 @@ def test_replay_is_its_share_of_what_is_trained_on_and_held_out(tmp_path, old, s
         assert told == pytest.approx(share, abs=0.02)
     alone = prepare_corpus(_spec(source), tmp_path / "cache")
     first = open_corpus(alone.folder, 8, 2)
-    new = first.blocks(np.arange(first.num_blocks))
-    assert (corpus.blocks(np.arange(len(new))) == new).all(), "all that is new is there, once"
+    new = first.blocks(np.arange(first.num_blocks))[:, :-1]
+    mine = corpus.blocks(np.arange(corpus.num_blocks))[:, :-1]
+    of_new = mine[(mine != ord(OLD)).all(axis=1)][: len(new)]
+    assert (of_new == new).all(), "all that is new is there, once"
+
+
+def test_every_piece_has_its_share_of_replay_for_one_peer_may_train_it_alone(tmp_path):
+    source = _letters(tmp_path / "new", NEW, 80_000)
+    replay = _letters(tmp_path / "old", OLD, 80_000)
+    spec = _spec(source, replay=replay, piece_kib=16)
+    mixed = prepare_corpus(spec, tmp_path / "cache")
+    corpus, each = open_corpus(mixed.folder, 8, 2), mixed.manifest.piece_blocks
+    assert mixed.manifest.num_pieces > 4
+    for piece in range(mixed.manifest.num_pieces):
+        blocks = corpus.blocks(np.arange(piece * each, min((piece + 1) * each, corpus.num_blocks)))
+        assert (blocks == ord(OLD)).mean() == pytest.approx(0.25, abs=0.05)
+
+
+def test_conversations_that_lie_in_no_held_out_block_keep_their_marks(tmp_path):
+    """A mark is a number above the vocabulary, which 256 bytes leave no room for."""
+    tokenizer = ByteTokenizer()
+    given = np.full(16_000, 256 + ord("q"), "<u2")
+    given[::2], held_out = ord("a"), np.full(17, ord("a"), "<u2")
+    with (tmp_path / "t").open("w+b") as train, (tmp_path / "h").open("w+b") as held:
+        train.write(given.tobytes())
+        held.write(held_out.tobytes())
+        sizes = given.nbytes, held_out.nbytes
+        chats = tmp_path / "chats.bin"
+        write_packed(chats, tokenizer, sizes, (train, held), nobody, dtype=given.dtype)
+    source = _letters(tmp_path / "new", NEW, 8_000)
+    mixed = prepare_corpus(_spec(source, replay=f"tokens:{chats}"), tmp_path / "cache")
+    corpus = open_corpus(mixed.folder, 8, 2)
+    blocks = corpus.blocks(np.arange(corpus.num_blocks))
+    assert set(np.unique(blocks)) == {~ord("q"), 0, ord("a"), ord("n")}
 
 
 def test_replay_of_the_cached_corpus_is_that_of_its_texts_and_no_held_out_one_is_trained(tmp_path):
