@@ -29,6 +29,7 @@ from .blocks import Corpus, PieceCorpus, cut_piece, is_packed, open_file, withou
 from .chats import CHAT, ChatTemplate, template_of
 from .documents import DOCUMENT_KINDS, glob_texts, stdlib_texts
 from .packed import (
+    PART_BYTES,
     RAW_SUFFIXES,
     InvalidCorpus,
     Tokens,
