@@ -11,7 +11,7 @@ from typing import Any, Final
 from peer.options.config import ConfigError, refuse_experts
 from peer.state.home import Home
 from peer.training.corpus.folder import kept_corpus
-from protocol.run.run_spec import RunSpec, validated
+from protocol.run.run_spec import CONVERSATIONS, RunSpec, validated
 
 from .client import spec_of
 from .new import EXTENDED, OF_CHECKPOINT, check_new, check_source, write_new
@@ -81,6 +81,8 @@ def successor(
     replayed = {"replay": old_texts, "replay_share": replay} if replay else {}
     kept = {key: value for key, value in tree["data"].items() if key in KEPT_OF_DATA}
     tree["data"] = {**kept, "source": data, **replayed}
+    if data.partition(":")[0] != CONVERSATIONS:
+        tree["data"]["mask_documents"] = parent.data.mask_documents
     tree["training"]["total_steps"] = steps
     rates = [tree["optimizer"], *filter(None, [tree["optimizer"].get("muon")])]
     for section in rates:

@@ -112,7 +112,7 @@ class _Trial:
         end_s, size = self.clock_s() + seconds, 1
         most = largest_power_of_two(self.spec.training.batch_size)
         self.tell(TaskProgress("the first step" + ", which compiles" * self.compiles))
-        self._step_s(size)  # the first one compiles, and takes memory
+        self._find_a_way(size)
         step_s = self._step_s(size)
         while size < most and step_s < seconds / PARTS_OF_TIME:
             self.tell(TaskProgress(f"{2 * size} sequences at once"))
@@ -130,6 +130,17 @@ class _Trial:
             self.tell(TaskProgress("timing steps", seconds - left_s, seconds, ""))
             found.append(self._step_s(size))
         return size, float(np.median(found))
+
+    def _find_a_way(self, size: int) -> None:
+        """The first step compiles, and takes memory; a trainer that fails there goes on, too."""
+        while True:
+            try:
+                self._step_s(size)
+                return
+            except Exception as error:
+                if not self.stepper.goes_on_after(error, size):
+                    raise
+                torch.cuda.empty_cache()
 
     def optimizer_s(self) -> float:
         return min(self._timed(lambda: float(self.optimizer.step(self._rate))) for _ in range(3))

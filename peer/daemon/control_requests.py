@@ -234,8 +234,7 @@ async def amend(parts: PeerParts, wanted: dict[str, Any]) -> dict[str, Any]:
     peers = new_peers(spec.founding, wanted["values"])
     if not changes and all(admission.judge(peer) is None for peer in peers):
         raise LocoError("nothing to amend: the run already has these values")
-    after = changed(before, changes)  # its values can be used
-    end = (after if number is None else after.of_expert(number)).total_rounds
+    end = spec.own(changed(before, changes)).total_rounds  # its values can be used
     from_round = present = _present_round(parts, spec, number)
     if any(key != MODE for key, _ in changes):
         from_round = _from_round(spec, present, end, wanted["at_round"])

@@ -51,6 +51,7 @@ FOUND_OUT: Final = (
     "frozen",
     "data.manifest",
     "data.tokenizer_digest",
+    "data.document_end",
     "adapter.base",
     "admission.secret_digest",
 )
@@ -108,15 +109,15 @@ def _with(section: Any, name: str, key: str, value: Value) -> Any:
 
 def values_of(spec: RunSpec, written: Mapping[str, Any]) -> dict[str, Any]:
     """The values in `spec`, by dotted key, of the keys in the tree of a user's TOML."""
-    return {key: value_of(spec, key) for key in _keys(written)}
+    values = _values(spec)
+    return {key: values.get(key) for key in _keys(written)}
 
 
 def differing_keys(founding: RunSpec, wanted: RunSpec) -> list[str]:
     """Keys in which a user's run spec differs from a founded one, but for FOUND_OUT."""
-    founding, wanted = _as_written(founding), _as_written(wanted)
-    keys = sorted({*_keys(founding.model_dump()), *_keys(wanted.model_dump())})
-    written = (key for key in keys if not key.startswith(FOUND_OUT))
-    return [key for key in written if value_of(founding, key) != value_of(wanted, key)]
+    ours, theirs = _values(_as_written(founding)), _values(_as_written(wanted))
+    written = (key for key in sorted({*ours, *theirs}) if not key.startswith(FOUND_OUT))
+    return [key for key in written if ours.get(key) != theirs.get(key)]
 
 
 def _as_written(spec: RunSpec) -> RunSpec:
@@ -128,7 +129,11 @@ def _as_written(spec: RunSpec) -> RunSpec:
 
 def value_of(spec: RunSpec, key: str) -> Any:
     """The plain value of a dotted key; None where its section is left out."""
-    return dict(_leaves(spec.model_dump(mode="json"))).get(key)
+    return _values(spec).get(key)
+
+
+def _values(spec: RunSpec) -> dict[str, Any]:
+    return dict(_leaves(spec.model_dump(mode="json")))
 
 
 def _keys(tree: Mapping[str, Any]) -> list[str]:
@@ -155,8 +160,9 @@ def changes_between(spec: RunSpec, wanted: Mapping[str, Any]) -> Changes:
     Raises InvalidRunSpec: a key differs that cannot be amended.
     """
     found: list[tuple[str, Value]] = []
+    values = _values(spec)
     for key, value in sorted(wanted.items()):
-        if key != PEERS and value != value_of(spec, key):
+        if key != PEERS and value != values.get(key):
             if key not in AMENDABLE and expert_in(key) is None:
                 raise InvalidRunSpec(_not_amendable(key))
             if key == TOTAL_STEPS and spec.experts:
@@ -294,7 +300,7 @@ class AmendedSpec:
         self._run_id = run_id
         self._founder = founder
         self._expert = expert
-        self.founding = self._own(run)
+        self.founding = self.own(run)
         self._by_version: dict[int, Amendment] = {}
         self._take_stock()
 
@@ -304,7 +310,7 @@ class AmendedSpec:
         other._take_stock()
         return other
 
-    def _own(self, run: RunSpec) -> RunSpec:
+    def own(self, run: RunSpec) -> RunSpec:
         return run if self._expert is None else run.of_expert(self._expert)
 
     # --- what is in force -------------------------------------------------------------------------
@@ -358,7 +364,7 @@ class AmendedSpec:
         rounds = sorted({0, *(amendment.from_round for amendment in ordered)})
         runs = [(round_, spec_at(self._founded, ordered, round_)) for round_ in rounds]
         self.amendments = ordered
-        self._in_force: SpecsByRound = [(round_, self._own(run)) for round_, run in runs]
+        self._in_force: SpecsByRound = [(round_, self.own(run)) for round_, run in runs]
         self.run, self.last = runs[-1][1], self._in_force[-1][1]
         numbers = range(len(self._founded.models))
         ways = [[(round_, run.models[number]) for round_, run in runs] for number in numbers]

@@ -64,6 +64,16 @@ def test_a_model_that_speaks_by_a_template_goes_on_speaking_by_it(data: str) -> 
     assert parse_toml(toml_of(child, EXTENDED)) == child
 
 
+def test_documents_stay_masked_but_where_conversations_come_that_nothing_ends() -> None:
+    parent = preset_spec("125m")
+    data = parent.data.model_copy(update={"mask_documents": True, "document_end": 3})
+    parent = parent.model_copy(update={"data": data})
+    child = successor(parent, MODEL, "text:more/*.txt", 400, 0.25, "tokens:old")
+    assert (child.data.mask_documents, child.data.document_end) == (True, None)
+    child = successor(parent, MODEL, "chat:more/*.jsonl", 400, 0.25, "tokens:old")
+    assert not child.data.mask_documents
+
+
 @pytest.mark.slow
 def test_extend_exports_the_model_and_writes_a_spec_that_begins_from_it(tmp_path: Path) -> None:
     old, more = tmp_path / "old.txt", tmp_path / "more.txt"

@@ -4,11 +4,15 @@ import itertools
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from peer.cli import measure
 from peer.cli.app import app
 from peer.cli.measure import add_row, measure_machine
 from peer.options.config import ConfigError
+from peer.training import model as model_module
+from peer.training.model import FlatModel
 from protocol.pipeline.tables import parse_peers
 from protocol.run.run_spec import parse_toml
 
@@ -46,6 +50,26 @@ def test_a_row_that_plan_reads_is_printed_and_added(tmp_path: Path):
     assert added.exit_code == 0, added.output
     planned = CliRunner().invoke(app, ["plan", str(run_toml), "--peers", str(peers)])
     assert planned.output.startswith("This machine: ")
+
+
+@pytest.mark.slow
+def test_what_a_trainer_goes_on_after_is_measured_as_it_goes_on(monkeypatch):
+    """A compiler that fails, and then too little memory for a sequence whose layers keep all."""
+    failures = [torch.OutOfMemoryError("out of memory"), RuntimeError("no compiler")]
+
+    class Failing(FlatModel):
+        def loss(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+            if failures:
+                raise failures.pop()
+            assert not self.is_compiled
+            assert not self.recompute(), "it does already"
+            return super().loss(tokens_BT)
+
+    monkeypatch.setattr(model_module, "GPU", "cpu")
+    monkeypatch.setattr(torch, "compile", lambda module: module.forward)
+    monkeypatch.setattr(measure, "FlatModel", Failing)
+    found = measure_machine(parse_toml(TINY + "training.compile = 'auto'"), "cpu", 0)
+    assert found.tokens_per_s > 0
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Where the corpus of a run comes from on this machine."""
 
 import errno
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from peer.runtime.work import SimulatedWork
 from peer.state.home import HomeError
 from peer.training.corpus.folder import KeptCorpus
 from protocol.errors import InvalidRunSpec
+from protocol.run.amendments import differing_keys
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
 
 
@@ -164,6 +166,7 @@ async def with_documents(folder: Path, **data: Any) -> int | None:
     spec = RunSpec(model=ModelSection(context_length=8), data=section)
     frozen, _ = await freeze_data(spec, folder / "founder", SimulatedWork())
     assert RunSpec.model_validate(frozen.model_dump()) == frozen
+    assert differing_keys(frozen, spec) == [], "it can be started with its file again"
     return frozen.data.document_end
 
 
@@ -192,6 +195,21 @@ async def test_documents_that_nothing_ends_are_refused(tmp_path: Path) -> None:
     for data, what in ((found[0], "a token that ends one"), (endless, "the token that ends one")):
         with pytest.raises(InvalidRunSpec, match=f"is followed by {what}: leave the key out"):
             await with_documents(tmp_path, **data)
+
+
+async def test_documents_are_not_masked_in_a_file_of_conversations(tmp_path: Path) -> None:
+    """Whose turns may end with the token that elsewhere ends a document."""
+    turns = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4."}]
+    (tmp_path / "a.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 400)
+    said = "{{ m.content }}{% generation %}\0{% endgeneration %}"
+    template = "{% for m in messages %}" + said + "{% endfor %}"
+    section = DataSection(
+        source=f"chat:{tmp_path}/a.jsonl", validation_blocks=1, chat_template=template
+    )
+    spec = RunSpec(model=ModelSection(context_length=8), data=section)
+    _, chats = await freeze_data(spec, tmp_path / "founder", SimulatedWork())
+    with pytest.raises(InvalidRunSpec, match="holds conversations"):
+        await with_documents(tmp_path, source=f"tokens:{chats.whole}")
 
 
 def test_of_several_gpus_the_fullest_is_told(tmp_path: Path, monkeypatch) -> None:

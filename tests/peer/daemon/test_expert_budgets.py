@@ -14,7 +14,7 @@ from peer.simulation.swarm import SimulatedSwarm, open_swarm
 from peer.state.kept_files import AdmissionFile
 from peer.training.simulated import SimulatedSpeed
 from protocol.errors import InvalidRunSpec, LocoError
-from protocol.run.amendments import is_amendment
+from protocol.run.amendments import LEARNING_RATE, is_amendment
 from protocol.run.run_spec import RunSpec
 
 pytestmark = pytest.mark.slow
@@ -131,3 +131,17 @@ async def test_what_an_expert_cannot_be_amended_to_is_refused(tmp_path: Path) ->
         assert "or over" in await refused(general=40 * STEPS)
         assert swarm["d"].facts.step < ROUNDS * STEPS
         assert "at the earliest" in await refused(code=STEPS)
+
+
+@simulated()
+async def test_what_all_experts_share_is_amended_within_the_rounds_of_the_founders_own(
+    tmp_path: Path,
+) -> None:
+    """However many rounds the run's own `training.total_steps` would make."""
+    spec = experts_spec(ROUNDS, code_rounds=2 * ROUNDS)
+    wanted = {"values": {LEARNING_RATE: 1e-4}, "at_round": ROUNDS + 2, "dry_run": True}
+    async with open_swarm(1, spec, tmp_path) as swarm:
+        await start(swarm, "a", machine_of=machines(("a", "code", 1.0)))
+        await swarm.until(lambda: swarm["a"].facts.step >= STEPS)
+        told = await amend(swarm["a"].parts, wanted)
+        assert (told["round"], told["end"]) == (ROUNDS + 2, 2 * ROUNDS)
