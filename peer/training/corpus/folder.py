@@ -256,7 +256,7 @@ def document_end(spec: RunSpec, kept: KeptCorpus) -> int:
     """The token behind each text of a corpus. Raises InvalidCorpus where there is none."""
     corpus, ends = kept.open(), load_tokenizer(spec.data.tokenizer).separator
     assert isinstance(corpus, Corpus), "whoever makes a corpus has it whole"
-    if is_of_conversations(corpus, kept.manifest.held_out_blocks):
+    if kept.has_conversations:
         raise InvalidCorpus(
             "it holds conversations, whose turns may end with the token that ends a document: leave"
             " data.mask_documents out"
