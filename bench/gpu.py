@@ -1,4 +1,4 @@
-"""What does one CUDA card do? (docs/results/gpu.md)
+"""The speed of one CUDA card, and peers on it (docs/results/gpu.md).
 
     python -m bench.gpu --out FOLDER [--device cuda] [PART ...]
 
@@ -68,7 +68,7 @@ GPU_TESTS: Final = ("tests/numerics", "tests/peer/codec/test_codecs.py")
 
 
 def commands(part: str, options: argparse.Namespace) -> list[list[str]]:
-    """What is run for a part that has no swarm of its own; `python -m` is left out."""
+    """Commands of a part that has no swarm of its own; `python -m` is left out."""
     out, device = str(options.out), options.device
     if part == "tests":
         return [["pytest", "-q", "-p", "no:cacheprovider", "-k", "cuda or gpu", *GPU_TESTS]]
@@ -140,7 +140,7 @@ def run_spec(preset: str, method: str, text: Path) -> RunSpec:
 
 
 def events(peer: RunningPeer, name: str) -> list[dict[str, Any]]:
-    """What this home's peers told under that name, the killed one's included."""
+    """Events of that name that this home's peers told, the killed one's included."""
     lines = peer.home.event_log_path.read_bytes().split(b"\n")[:-1]
     return [event for event in map(json.loads, lines) if event["event"] == name]
 

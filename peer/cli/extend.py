@@ -13,7 +13,7 @@ from peer.state.home import Home
 from peer.training.corpus.folder import kept_corpus
 from protocol.run.run_spec import CONVERSATIONS, RunSpec, validated
 
-from .client import spec_of
+from .client import run_of, spec_of
 from .new import EXTENDED, OF_CHECKPOINT, check_new, check_source, write_new
 
 RATE: Final = 0.5
@@ -44,9 +44,7 @@ def extend_run(
 def _check(
     home: Home, parent: RunSpec, run_toml: Path, folder: Path, data: str, *, force: bool
 ) -> None:
-    signed = home.run()
-    assert signed is not None
-    refuse_experts(signed.spec(), "extend")
+    refuse_experts(run_of(home), "extend")
     if parent.pipeline.stages > 1:
         raise ConfigError(
             "extend: a run with stages cannot begin from a checkpoint so far; train on with whole"

@@ -28,7 +28,7 @@ NO_ERROR: Final = "N/A"
 
 @dataclass(frozen=True, slots=True)
 class TaskQuestion:
-    """What is asked of a model: tasks by name, and how many examples of each; None takes all."""
+    """Questions to a model: tasks by name, and how many examples of each; None takes all."""
 
     tasks: Sequence[str]
     files: Path | None

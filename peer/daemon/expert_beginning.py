@@ -76,7 +76,7 @@ async def _check_signed(arrival: Arrival) -> None:
     """
     frozen, ports = arrival.spec.founding.frozen, arrival.ports
     signed = None if frozen is None else frozen.weights
-    is_it = signed in (None, await ports.work.run(digest_of_weights, arrival.slow_P))
+    is_it = signed is None or signed == await ports.work.run(digest_of_weights, arrival.slow_P)
     if not is_it or arrival.momentum_P.any():
         arrival.slow_P[:] = arrival.momentum_P[:] = 0.0
         raise RemoteProtocolError("these are not the first weights that the founder signed")

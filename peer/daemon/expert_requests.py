@@ -1,4 +1,4 @@
-"""What commands of this home ask of the peers of experts: claims on domains, and scores of a text.
+"""Questions of this home's commands to the peers of experts: claims on domains, scores of a text.
 
 One peer of an expert after another is asked, until one can answer. What a peer says of a text
 decides only whose weights are fetched: these are weighed again by what they say themselves, so a
