@@ -1,4 +1,4 @@
-"""Held-out loss against wall time on four hosts that are joined by thin lines: what a user picks by.
+"""Held-out loss against wall time on four hosts with thin lines: what a user picks by.
 
     python -m bench.time_to_loss --out FOLDER [--lines 20 100 1000] [--arms A B] [--seconds 120]
         [--seeds 0 1 2] [--rates 1.2e-2] [--accumulate 0] [--at-once 3]
@@ -16,11 +16,11 @@ rate after a warm-up of a tenth of the arm's own steps, 60 at most:
     diloco      DiLoCo over gloo that waits: H = 30, fp32, Nesterov 0.7/0.9
     alone       one host, nothing is sent
 
-The clock of an arm begins when all its hosts could train (time_to_loss_arms.py), and measuring takes
-nothing of it: weights are looked at while it runs, `--samples` times, and judged afterwards, all by
-the same code on the same held-out blocks. Two losses are told: the mean of the replicas' own, and
-that of the mean of their weights, which `loco-peer export --swarm` writes. Between two averages the
-replicas of `diloco` are apart, too; `outer` is the loss of its outer weights.
+The clock of an arm begins when all its hosts could train (time_to_loss_arms.py), and measuring
+takes nothing of it: weights are looked at while it runs, `--samples` times, and judged afterwards,
+all by the same code on the same held-out blocks. Two losses are told: the mean of the replicas'
+own, and that of the mean of their weights, which `loco-peer export --swarm` writes. Between two
+averages the replicas of `diloco` are apart, too; `outer` is the loss of its outer weights.
 
 `--rates` are Muon's; AdamW's, for embeddings and norms, is the sixth part, as in the preset. Each
 arm is made once for each line, seed and rate; with several rates the table shows the best.
@@ -79,6 +79,8 @@ VALIDATION_BLOCKS: Final = 128
 NEVER: Final = 10**6
 RESULTS: Final = "results.jsonl"
 WRONG_USAGE: Final = 2
+PATIENCE_S: Final = 400.0
+"""For start, end and judgement of an arm, on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,17 +178,19 @@ class Study:
         task = self._task(made, folder, slot)
         task.write(folder / "task.json")
         with (folder / "log").open("wb") as log:
-            done = subprocess.run(
-                [sys.executable, "-m", "bench.time_to_loss_arms", str(folder)],
-                cwd=HERE,
-                env=environment(),
-                stdout=log,
-                stderr=log,
-                check=False,
-            )
-        if done.returncode:
-            print(f"{made.folder} failed: see {folder / 'log'}", flush=True)
-            return
+            try:
+                subprocess.run(
+                    [sys.executable, "-m", "bench.time_to_loss_arms", str(folder)],
+                    cwd=HERE,
+                    env=environment(),
+                    stdout=log,
+                    stderr=log,
+                    timeout=made.seconds + PATIENCE_S,
+                    check=True,
+                )
+            except subprocess.SubprocessError as error:
+                print(f"{made.folder} failed: {error}; see {folder / 'log'}", flush=True)
+                return
         found = json.loads((folder / "found.json").read_text())
         names = ("arm", "mbit_per_s", "seed", "rate", "seconds", "accumulate")
         line = {name: getattr(made, name) for name in names}

@@ -5,9 +5,9 @@
 FOLDER/task.json says what to do (Task); FOLDER/found.json says what came of it.
 
 Each host is a network namespace behind a line of its own (bench/router) and has a processor of its
-own, which all that it runs shares; router and this process have another. When all hosts could train,
-the clock begins: hosts that train over gloo are told so, and the trainers of daemons, which were
-stopped (SIGSTOP) as soon as they had started, go on.
+own, which all that it runs shares; router and this process have another. When all hosts could
+train, the clock begins: hosts that train over gloo are told so, and the trainers of daemons, which
+were stopped (SIGSTOP) as soon as they had started, go on.
 
 Losses are measured after the clock has ended. Hosts over gloo write their weights down between two
 steps. The slow weights of a daemon, which are what it would export, are read from its memory
@@ -15,14 +15,13 @@ without its doing anything.
 """
 
 import json
-import mmap
 import os
 import signal
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,7 +41,7 @@ from protocol.run.run_spec import RunSpec
 
 from .children import start_command
 from .link_table import Link, LinkTable
-from .real_peers import COMMAND, HERE, RealPeer, now_s, started
+from .real_peers import COMMAND, HERE, READY_S, PeerFailed, RealPeer, now_s, started
 from .router.network import RoutedNetwork, routed_network
 
 OURS: Final = {"pairs": "noloco", "fragments": "diloco"}
@@ -220,12 +219,10 @@ def run_ours(task: Task, network: RoutedNetwork) -> dict[str, Any]:
     ]
     with ThreadPoolExecutor(task.hosts) as pool, ExitStack() as stack:
         stopped = [pool.submit(_stopped_trainer, peer) for peer in peers]
-        stack.enter_context(
-            started(peers, spec_path, lambda host: f"{network.address(host)}:0")
-        )
+        stack.enter_context(started(peers, spec_path, lambda host: f"{network.address(host)}:0"))
         trainers = [each.result() for each in stopped]
         time.sleep(1.0)  # until what they have said is written
-        head_start = [_steps_of(peer, 0.0) for peer in peers]
+        head_start = [peer.status()["step"] for peer in peers]
         before, began_s, began = network.statistics(), now_s(), time.perf_counter()
         for trainer in trainers:
             trainer.send_signal(signal.SIGCONT)
@@ -233,7 +230,7 @@ def run_ours(task: Task, network: RoutedNetwork) -> dict[str, Any]:
         router = line_figures(before, network.statistics(), task.seconds)
         steps = [_steps_of(peer, began_s) for peer in peers]
         averages = [_count(peer, began_s) for peer in peers]
-        lengths = [peer.status().get("inner_steps") for peer in peers]
+        lengths = [peer.status().get("chosen_inner_steps") for peer in peers]
     return {
         "samples": samples,
         "steps": steps,
@@ -257,15 +254,17 @@ def loco_peer(folder: Path) -> Path:
 
 def _stopped_trainer(peer: RealPeer) -> psutil.Process:
     """Stop its trainer as soon as there is one that could train."""
+    end_s = time.monotonic() + 2 * READY_S
     while not any(event["event"] == TRAINER_STARTED for event in peer.events()):
+        if peer.exit_code() is not None or time.monotonic() > end_s:
+            raise PeerFailed(f"{peer.home.root} started no trainer")
         time.sleep(START_POLL_S)
     daemon = peer.daemon()
-    assert daemon is not None, "it told of its trainer"
-    for child in daemon.children(recursive=True):
+    for child in daemon.children(recursive=True) if daemon else []:
         if TRAINER in child.cmdline():
             child.send_signal(signal.SIGSTOP)
             return child
-    raise RuntimeError(f"{peer.home.root} has no process {TRAINER}")
+    raise PeerFailed(f"{peer.home.root} has no process {TRAINER}")
 
 
 def _watch(task: Task, peers: Sequence[RealPeer], began: float) -> list[dict[str, Any]]:
@@ -278,9 +277,7 @@ def _watch(task: Task, peers: Sequence[RealPeer], began: float) -> list[dict[str
         for host, weights_P in enumerate(vectors):
             path = Path(task.folder) / f"{number:03d}-replica-{host}.npy"
             np.save(path, weights_P)
-            samples.append(
-                {"s": passed_s, "number": number, "kind": "replica", "path": str(path)}
-            )
+            samples.append({"s": passed_s, "number": number, "kind": "replica", "path": str(path)})
     return samples
 
 
@@ -290,10 +287,9 @@ def _slow_weights(peer: RealPeer) -> Vector:
     daemon = peer.daemon()
     assert daemon is not None, "it has not ended"
     for link in Path(f"/proc/{daemon.pid}/fd").iterdir():
-        if SLOW_WEIGHTS in os.readlink(link):
-            with link.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as m:
-                return np.frombuffer(bytes(m), np.float32)
-    raise RuntimeError(f"{peer.home.root}: no {SLOW_WEIGHTS} among the daemon's files")
+        if SLOW_WEIGHTS in str(link.readlink()):
+            return np.fromfile(link, np.float32)
+    raise PeerFailed(f"{peer.home.root}: no {SLOW_WEIGHTS} among the daemon's files")
 
 
 def _steps_of(peer: RealPeer, since_s: float) -> int:
@@ -308,9 +304,7 @@ def _count(peer: RealPeer, since_s: float) -> int:
 
 
 # --- losses ---------------------------------------------------------------------------------------
-def curve_of(
-    samples: Sequence[Mapping[str, Any]], loss: "Judge"
-) -> list[dict[str, float]]:
+def curve_of(samples: Sequence[Mapping[str, Any]], loss: "Judge") -> list[dict[str, float]]:
     """For each look: the mean loss of the replicas, that of their mean, and DiLoCo's outer one."""
     looks: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for sample in samples:
@@ -355,10 +349,8 @@ def main(folder: Path) -> None:
     task = Task.read(folder / "task.json")
     os.sched_setaffinity(0, task.line_cores)
     with network_of(task) as network:
-        if task.arm in OURS:
-            found = run_ours(task, network)
-        else:
-            found = trio.run(run_rivals, task, network)
+        ours = task.arm in OURS
+        found = run_ours(task, network) if ours else trio.run(run_rivals, task, network)
     os.sched_setaffinity(0, {*task.cores, *task.line_cores})
     torch.set_num_threads(len({*task.cores}))
     samples = found.pop("samples")

@@ -3,7 +3,7 @@
     alone      plain training; nothing is sent
     ddp        DistributedDataParallel: gradients are summed in fp32 while the backward pass runs
     ddp-bf16   the same, gradients travel in bf16
-    diloco     DiLoCo that waits: H steps, then fp32 deltas are summed, and Nesterov moves the weights
+    diloco     DiLoCo that waits: H steps, a sum of fp32 deltas, an outer step of Nesterov
 
 Model, inner optimizer and the order of the data are loco-peer's own, so what differs is what is
 sent, and when. DDP takes `accumulate` batches a step. What is left to `auto` is chosen before the
@@ -40,6 +40,7 @@ from .exchange_speed_gloo import INTERFACE, PORT
 from .time_to_loss_arms import Task, most_batches, warmup_of
 
 PROBES: Final = 5
+SUMS: Final = 3
 OUTER_RATE: Final = 0.7
 OUTER_MOMENTUM: Final = 0.9
 """Of DiLoCo's paper (arXiv 2311.08105)."""
@@ -78,13 +79,13 @@ class Host:
                 world_size=self._task.hosts,
             )
         if self._task.arm.startswith("ddp"):
-            self._forward = DistributedDataParallel(self._module)
+            self._forward = DistributedDataParallel(self._module, broadcast_buffers=False)
             if self._task.arm == "ddp-bf16":
                 self._forward.register_comm_hook(None, sum_in_bf16)
         step_s = statistics.median(self._seconds_of(self._compute) for _ in range(PROBES))
         sum_s = 0.0
         if self._task.arm != "alone":
-            sum_s = statistics.median(self._seconds_of(self._sum_noise) for _ in range(PROBES))
+            sum_s = statistics.median(self._seconds_of(self._sum_noise) for _ in range(SUMS))
         told = torch.tensor([step_s, sum_s])
         if self._task.arm != "alone":
             dist.broadcast(told, 0)
@@ -204,21 +205,23 @@ class Host:
         """Write our weights down; DDP's are the same everywhere."""
         if self._task.arm.startswith("ddp") and self._rank:
             return
-        kept = {"replica": self._model.theta_P}
+        kept, told = {"replica": self._model.theta_P}, []
         if self._task.arm == "diloco" and self._rank == 0:
             kept["outer"] = self._slow_P
         for kind, weights_P in kept.items():
             path = Path(self._task.folder) / f"{number:03d}-{kind}-{self._rank}.npy"
             np.save(path, weights_P.numpy())
-            self._samples.append({"s": passed_s, "number": number, "kind": kind, "path": str(path)})
+            told.append({"s": passed_s, "number": number, "kind": kind, "path": str(path)})
+        self._samples = [*self._samples, *told]  # another thread reads them
 
 
-def sum_in_bf16(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def sum_in_bf16(_: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     """torch's own hook refuses gloo, which can sum bf16 all the same."""
     whole = bucket.buffer()
     half = whole.bfloat16().div_(dist.get_world_size())
     summed = dist.all_reduce(half, async_op=True).get_future()
-    return summed.then(lambda _: whole.copy_(half))
+    copied: torch.futures.Future[torch.Tensor] = summed.then(lambda _: whole.copy_(half))
+    return copied
 
 
 async def main(task_path: str, rank: int) -> None:
