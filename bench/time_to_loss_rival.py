@@ -215,7 +215,10 @@ class Host:
         self._samples = [*self._samples, *told]  # another thread reads them
 
 
-def sum_in_bf16(_: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def sum_in_bf16(
+    _: object,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
     """torch's own hook refuses gloo, which can sum bf16 all the same."""
     whole = bucket.buffer()
     half = whole.bfloat16().div_(dist.get_world_size())
