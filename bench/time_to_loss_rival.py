@@ -164,9 +164,7 @@ class Host:
                 yield
             delta_P = slow_P - self._model.theta_P
             dist.all_reduce(delta_P)
-            delta_P /= self._task.hosts
-            momentum_P.mul_(OUTER_MOMENTUM).add_(delta_P)
-            slow_P.sub_(delta_P.add_(momentum_P, alpha=OUTER_MOMENTUM), alpha=OUTER_RATE)
+            outer_step(slow_P, momentum_P, delta_P / self._task.hosts)
             self._model.theta_P.copy_(slow_P)
             self._sums += 1
 
@@ -213,6 +211,12 @@ class Host:
             np.save(path, weights_P.numpy())
             told.append({"s": passed_s, "number": number, "kind": kind, "path": str(path)})
         self._samples = [*self._samples, *told]  # another thread reads them
+
+
+def outer_step(slow_P: torch.Tensor, momentum_P: torch.Tensor, delta_P: torch.Tensor) -> None:
+    """SGD with Nesterov's momentum; how far hosts have moved is its gradient, turned round."""
+    momentum_P.mul_(OUTER_MOMENTUM).add_(delta_P)
+    slow_P.sub_(delta_P + OUTER_MOMENTUM * momentum_P, alpha=OUTER_RATE)
 
 
 def sum_in_bf16(
