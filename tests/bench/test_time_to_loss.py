@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,6 +38,7 @@ def line(arm, losses, rate=0.01, seed=0, accumulate=0, outer=None):
         "rate": rate,
         "seconds": 10.0 * len(losses),
         "accumulate": accumulate,
+        "sync": "",
         "curve": curve,
         "steps": [7] * HOSTS,
         "averages": [3] * HOSTS,
@@ -72,10 +74,20 @@ def test_an_arm_that_sends_nothing_is_made_on_one_line_and_only_ddp_accumulates(
 def test_the_run_is_the_demos_at_a_constant_rate_without_validation(arm, method):
     spec = spec_of(Made(arm, 100.0, 3, 0.012, 120.0, 0), steps_per_s=4.0)
     assert (spec.sync.method, spec.seed, spec.optimizer.schedule) == (method, 3, "constant")
+    assert spec.optimizer.muon is not None
     assert spec.optimizer.muon.learning_rate == 0.012
     assert spec.optimizer.learning_rate == pytest.approx(0.002)
     assert spec.optimizer.warmup_steps == 48
     assert spec.sync.validate_every > spec.total_rounds // 2
+
+
+def test_keys_of_sync_are_for_real_daemons_alone():
+    arguments = ["--out", "x", "--arms", "pairs", "diloco", "--lines", "20"]
+    pairs, diloco = wanted(options([*arguments, "--sync", "inner_steps=4", "codec=int8-diff"]))
+    sync = spec_of(pairs, 1.0).sync
+    assert (sync.inner_steps, sync.codec) == (4, "int8-diff")
+    assert pairs.folder == "pairs-20-0-0.012-0-inner_steps=4-codec=int8-diff"
+    assert not diloco.sync
 
 
 def test_a_warm_up_fits_the_steps_that_there_are():
@@ -130,8 +142,6 @@ def test_no_ddp_no_time_to_its_end():
 
 
 def test_each_look_tells_the_replicas_own_loss_and_that_of_their_mean(tmp_path):
-    import numpy as np
-
     samples = []
     for host, value in enumerate((1.0, 3.0)):
         path = tmp_path / f"{host}.npy"
@@ -139,11 +149,7 @@ def test_each_look_tells_the_replicas_own_loss_and_that_of_their_mean(tmp_path):
         samples.append({"number": 1, "s": 5.0 + host, "kind": "replica", "path": str(path)})
     samples.append({**samples[1], "kind": "outer"})
 
-    class Square:
-        def of(self, weights_P):
-            return float((weights_P**2).mean())
-
-    curve = curve_of(samples, Square())
+    curve = curve_of(samples, lambda weights_P: float((weights_P**2).mean()))
     assert curve == [{"s": 5.5, "own": 5.0, "mean": 4.0, "outer": 9.0}]
 
 
@@ -164,6 +170,14 @@ def test_no_arm_at_once_is_refused(capsys, tmp_path):
         main(["--out", str(tmp_path), "--at-once", "0"])
     assert ended.value.code == 2
     assert "at least one arm" in capsys.readouterr().err
+
+
+def test_a_key_that_sync_has_not_is_refused_before_anything_runs(capsys, tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        main(["--out", str(tmp_path), "--arms", "pairs", "--sync", "inner_step=4"])
+    assert ended.value.code == 2
+    assert "inner_step" in capsys.readouterr().err
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.long
