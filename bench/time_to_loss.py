@@ -145,7 +145,7 @@ def spec_of(made: Made, steps_per_s: float) -> RunSpec:
 
 # --- running --------------------------------------------------------------------------------------
 def cores_of(slot: int, cores: Sequence[int], at_once: int) -> tuple[list[int], list[int]]:
-    """Of the hosts, and of the line, of the arms that run in this slot; shared where too few."""
+    """Processors of the hosts, and of the line, of an arm in this slot; shared where too few."""
     own = [cores[(slot * PROCESSORS + number) % len(cores)] for number in range(PROCESSORS)]
     spare = cores[at_once * PROCESSORS :]
     return own[:HOSTS], sorted({own[HOSTS], *spare})
@@ -240,7 +240,7 @@ class Study:
 
 
 def environment() -> dict[str, str]:
-    """Of all arms: what the daemon gives its trainer."""
+    """The surroundings of all arms: what a daemon gives its trainer."""
     ours = {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": SPIN_COUNT, "PYTHONPATH": str(HERE)}
     return {**MALLOC, **os.environ, **ours}
 
@@ -313,7 +313,7 @@ def best_lines(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def last_loss(lines: Sequence[Mapping[str, Any]]) -> float:
-    """Of the mean weights, the mean of the seeds."""
+    """The loss of the mean weights in the end, mean of the seeds."""
     return statistics.fmean(best_of(line["curve"][-1]) for line in lines)
 
 

@@ -60,6 +60,8 @@ START_POLL_S: Final = 0.01
 TRAINER: Final = "peer.training.child"
 SLOW_WEIGHTS: Final = "loco-slow-weights"
 TRAINER_STARTED: Final = "TrainerStarted"
+TRAINER_DIED: Final = "TrainerDied"
+AVERAGED: Final = ("RoundAveraged", "FragmentReturned")
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -229,7 +231,8 @@ def run_ours(task: Task, network: RoutedNetwork) -> dict[str, Any]:
         samples = _watch(task, peers, began)
         router = line_figures(before, network.statistics(), task.seconds)
         steps = [_steps_of(peer, began_s) for peer in peers]
-        averages = [_count(peer, began_s) for peer in peers]
+        averages = [_count(peer, AVERAGED, began_s) for peer in peers]
+        deaths = sum(_count(peer, (TRAINER_DIED,), 0.0) for peer in peers)
         lengths = [peer.status().get("chosen_inner_steps") for peer in peers]
     return {
         "samples": samples,
@@ -237,6 +240,7 @@ def run_ours(task: Task, network: RoutedNetwork) -> dict[str, Any]:
         "batches": sum(steps),
         "averages": averages,
         "head_start_steps": head_start,
+        "trainers_died": deaths,
         "router": router,
         "warmup_steps": task.spec["optimizer"]["warmup_steps"],
         "inner_steps": lengths,
@@ -298,8 +302,7 @@ def _steps_of(peer: RealPeer, since_s: float) -> int:
     return sum(event["steps"] for event in closed)
 
 
-def _count(peer: RealPeer, since_s: float) -> int:
-    names = ("RoundAveraged", "FragmentReturned")
+def _count(peer: RealPeer, names: Sequence[str], since_s: float) -> int:
     return sum(e["event"] in names and e["time"] >= since_s for e in peer.events())
 
 

@@ -43,7 +43,7 @@ PROBES: Final = 5
 SUMS: Final = 3
 OUTER_RATE: Final = 0.7
 OUTER_MOMENTUM: Final = 0.9
-"""Of DiLoCo's paper (arXiv 2311.08105)."""
+"""Both as in DiLoCo's paper (arXiv 2311.08105)."""
 
 
 class Host:
