@@ -23,7 +23,8 @@ own, and that of the mean of their weights, which `loco-peer export --swarm` wri
 averages the replicas of `diloco` are apart, too; `outer` is the loss of its outer weights.
 
 `--rates` are Muon's; AdamW's, for embeddings and norms, is the sixth part, as in the preset. Each
-arm is made once for each line, seed and rate; with several rates the table shows the best.
+arm is made once for each line, seed and rate; with several rates the table shows the best. So it
+does with other keys of [sync], by calls of their own: `--sync inner_steps=4 codec=int8-diff`.
 
 An arm takes a processor for each host and one for the lines: 16 bear `--at-once 3`. Where there are
 fewer, hosts share them, and the figures say nothing. An arm takes about half a minute more than
@@ -46,7 +47,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
@@ -66,6 +67,7 @@ from .gossip_links_real import commit_of
 from .real_peers import HERE
 from .report import Report, Row, machine
 from .router.network import congestion_control, missing
+from .router.tun import DEVICE
 from .time_to_loss_arms import ARMS, DELAY_S, OURS, Task, warmup_of
 
 HOSTS: Final = 4
@@ -85,7 +87,11 @@ PATIENCE_S: Final = 400.0
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What names a line of the results."""
+    """What names a line of the results.
+
+    Attributes:
+        sync: keys of [sync] that differ from the demo's, `KEY=VALUE` with blanks between.
+    """
 
     arm: str
     mbit_per_s: float
@@ -93,10 +99,13 @@ class Made:
     rate: float
     seconds: float
     accumulate: int
+    sync: str = ""
 
     @property
     def folder(self) -> str:
-        return f"{self.arm}-{self.mbit_per_s:g}-{self.seed}-{self.rate:g}-{self.accumulate}"
+        """Name of its folder."""
+        told = (self.arm, f"{self.mbit_per_s:g}", self.seed, f"{self.rate:g}", self.accumulate)
+        return "-".join(map(str, (*told, *self.sync.split())))
 
 
 def wanted(chosen: argparse.Namespace) -> list[Made]:
@@ -108,7 +117,9 @@ def wanted(chosen: argparse.Namespace) -> list[Made]:
                 for rate in chosen.rates:
                     for accumulate in chosen.accumulate if arm.startswith("ddp") else [0]:
                         line = chosen.lines[0] if arm == "alone" else mbit_per_s
-                        found[Made(arm, line, seed, rate, chosen.seconds, accumulate)] = None
+                        sync = " ".join(chosen.sync) if arm in OURS else ""
+                        made = Made(arm, line, seed, rate, chosen.seconds, accumulate, sync)
+                        found[made] = None
     return list(found)
 
 
@@ -126,12 +137,15 @@ def spec_of(made: Made, steps_per_s: float) -> RunSpec:
     tree["training"]["total_steps"] = NEVER
     tree["training"]["precision"] = "fp32"
     tree["sync"]["validate_every"] = NEVER
+    for key_value in made.sync.split():
+        key, _, value = key_value.partition("=")
+        tree["sync"][key] = int(value) if value.isdecimal() else value
     return RunSpec.model_validate(tree)
 
 
 # --- running --------------------------------------------------------------------------------------
 def cores_of(slot: int, cores: Sequence[int], at_once: int) -> tuple[list[int], list[int]]:
-    """Of the hosts, and of the line, of the arms that run in this slot; shared where too few."""
+    """Processors of the hosts, and of the line, of an arm in this slot; shared where too few."""
     own = [cores[(slot * PROCESSORS + number) % len(cores)] for number in range(PROCESSORS)]
     spare = cores[at_once * PROCESSORS :]
     return own[:HOSTS], sorted({own[HOSTS], *spare})
@@ -192,8 +206,7 @@ class Study:
                 print(f"{made.folder} failed: {error}; see {folder / 'log'}", flush=True)
                 return
         found = json.loads((folder / "found.json").read_text())
-        names = ("arm", "mbit_per_s", "seed", "rate", "seconds", "accumulate")
-        line = {name: getattr(made, name) for name in names}
+        line = asdict(made)
         line["time"] = datetime.now(UTC).isoformat(timespec="seconds")
         line["cores"] = [list(task.cores), list(task.line_cores)]
         if "accumulate" in found:
@@ -227,7 +240,7 @@ class Study:
 
 
 def environment() -> dict[str, str]:
-    """Of all arms: what the daemon gives its trainer."""
+    """The surroundings of all arms: what a daemon gives its trainer."""
     ours = {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": SPIN_COUNT, "PYTHONPATH": str(HERE)}
     return {**MALLOC, **os.environ, **ours}
 
@@ -292,14 +305,15 @@ def rows_of(lines: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 def best_lines(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The seeds of the setting whose last mean loss is lowest."""
-    settings: dict[tuple[float, int], list[Mapping[str, Any]]] = {}
+    settings: dict[tuple[float, int, str], list[Mapping[str, Any]]] = {}
     for line in lines:
-        settings.setdefault((line["rate"], line["accumulate"]), []).append(line)
+        setting = line["rate"], line["accumulate"], line["sync"]
+        settings.setdefault(setting, []).append(line)
     return min(settings.values(), key=last_loss, default=[])
 
 
 def last_loss(lines: Sequence[Mapping[str, Any]]) -> float:
-    """Of the mean weights, the mean of the seeds."""
+    """The loss of the mean weights in the end, mean of the seeds."""
     return statistics.fmean(best_of(line["curve"][-1]) for line in lines)
 
 
@@ -312,6 +326,7 @@ def row_of(arm: str, lines: Sequence[Mapping[str, Any]], target: float | None) -
         "Mbit/s": lines[0]["mbit_per_s"],
         "arm": arm,
         "rate": lines[0]["rate"],
+        "sync": lines[0]["sync"],
         "seeds": len(lines),
         "s": statistics.fmean(end["s"] for end in ends),
         "own loss": statistics.fmean(end["own"] for end in ends),
@@ -342,16 +357,26 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--accumulate", nargs="+", type=int, default=[0], help="batches of DDP's step; 0: by itself"
     )
+    parser.add_argument(
+        "--sync", nargs="+", default=[], metavar="KEY=VALUE", help="of [sync], for real daemons"
+    )
     parser.add_argument("--at-once", type=int, default=1, help="arms that run at the same time")
     parser.add_argument("--check", action="store_true", help="say what can be measured here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there, too")
     return parser.parse_args(arguments)
 
 
-def faults(at_once: int) -> Iterator[str]:
-    """Why nothing can be measured here, in sentences."""
+def faults(chosen: argparse.Namespace) -> Iterator[str]:
+    """Why nothing can be measured here, or not so, in sentences."""
+    at_once = chosen.at_once
+    try:
+        for made in wanted(chosen):
+            spec_of(made, 1.0)
+    except ValueError as error:
+        yield f"no run can be made of these options: {error}"
     if (reason := missing()) is not None:
-        yield f"hosts with lines of their own are needed: {reason}"
+        cure = "; mkdir -p /dev/net && mknod /dev/net/tun c 10 200" if str(DEVICE) in reason else ""
+        yield f"hosts with lines of their own are needed: {reason}{cure}"
     if shutil.which("taskset") is None:
         yield "there is no taskset (package util-linux), which gives each host its processor"
     if at_once < 1:
@@ -375,7 +400,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: of the command line; None are the process's own.
     """
     chosen = options(arguments)
-    if found := list(faults(chosen.at_once)):
+    if found := list(faults(chosen)):
         print("\n".join(f"time_to_loss: {each}" for each in found), file=sys.stderr)
         sys.exit(WRONG_USAGE)
     print(describe(chosen.at_once), flush=True)

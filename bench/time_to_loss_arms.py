@@ -20,7 +20,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -60,6 +60,8 @@ START_POLL_S: Final = 0.01
 TRAINER: Final = "peer.training.child"
 SLOW_WEIGHTS: Final = "loco-slow-weights"
 TRAINER_STARTED: Final = "TrainerStarted"
+TRAINER_DIED: Final = "TrainerDied"
+AVERAGED: Final = ("RoundAveraged", "FragmentReturned")
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -229,7 +231,8 @@ def run_ours(task: Task, network: RoutedNetwork) -> dict[str, Any]:
         samples = _watch(task, peers, began)
         router = line_figures(before, network.statistics(), task.seconds)
         steps = [_steps_of(peer, began_s) for peer in peers]
-        averages = [_count(peer, began_s) for peer in peers]
+        averages = [_count(peer, AVERAGED, began_s) for peer in peers]
+        deaths = sum(_count(peer, (TRAINER_DIED,), 0.0) for peer in peers)
         lengths = [peer.status().get("chosen_inner_steps") for peer in peers]
     return {
         "samples": samples,
@@ -237,6 +240,7 @@ def run_ours(task: Task, network: RoutedNetwork) -> dict[str, Any]:
         "batches": sum(steps),
         "averages": averages,
         "head_start_steps": head_start,
+        "trainers_died": deaths,
         "router": router,
         "warmup_steps": task.spec["optimizer"]["warmup_steps"],
         "inner_steps": lengths,
@@ -298,13 +302,14 @@ def _steps_of(peer: RealPeer, since_s: float) -> int:
     return sum(event["steps"] for event in closed)
 
 
-def _count(peer: RealPeer, since_s: float) -> int:
-    names = ("RoundAveraged", "FragmentReturned")
+def _count(peer: RealPeer, names: Sequence[str], since_s: float) -> int:
     return sum(e["event"] in names and e["time"] >= since_s for e in peer.events())
 
 
 # --- losses ---------------------------------------------------------------------------------------
-def curve_of(samples: Sequence[Mapping[str, Any]], loss: "Judge") -> list[dict[str, float]]:
+def curve_of(
+    samples: Sequence[Mapping[str, Any]], loss_of: Callable[[Vector], float]
+) -> list[dict[str, float]]:
     """For each look: the mean loss of the replicas, that of their mean, and DiLoCo's outer one."""
     looks: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for sample in samples:
@@ -313,15 +318,15 @@ def curve_of(samples: Sequence[Mapping[str, Any]], loss: "Judge") -> list[dict[s
     for number in sorted(looks):
         replicas = [each for each in looks[number] if each["kind"] == "replica"]
         vectors = [np.load(each["path"]) for each in replicas]
-        own = [loss.of(weights_P) for weights_P in vectors]
+        own = [loss_of(weights_P) for weights_P in vectors]
         point = {
             "s": float(np.mean([each["s"] for each in replicas])),
             "own": float(np.mean(own)),
-            "mean": loss.of(np.mean(vectors, axis=0)) if len(vectors) > 1 else own[0],
+            "mean": loss_of(np.mean(vectors, axis=0)) if len(vectors) > 1 else own[0],
         }
         for each in looks[number]:
             if each["kind"] == "outer":
-                point["outer"] = loss.of(np.load(each["path"]))
+                point["outer"] = loss_of(np.load(each["path"]))
         curve.append(point)
     return curve
 
@@ -338,7 +343,7 @@ class Judge:
         optimizer = inner_optimizer(self._model, spec.optimizer, "fp32")
         self._stepper = Stepper(self._model, optimizer, "fp32", JUDGED_AT_ONCE)
 
-    def of(self, weights_P: Vector) -> float:
+    def loss_of(self, weights_P: Vector) -> float:
         """Nats per token."""
         self._model.theta_P.copy_(torch.from_numpy(weights_P))
         return self._stepper.loss_of(self._blocks_BT)
@@ -354,7 +359,7 @@ def main(folder: Path) -> None:
     os.sched_setaffinity(0, {*task.cores, *task.line_cores})
     torch.set_num_threads(len({*task.cores}))
     samples = found.pop("samples")
-    found["curve"] = curve_of(samples, Judge(task))
+    found["curve"] = curve_of(samples, Judge(task).loss_of)
     for sample in samples:
         Path(sample["path"]).unlink()
     (folder / "found.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -43,7 +43,7 @@ PROBES: Final = 5
 SUMS: Final = 3
 OUTER_RATE: Final = 0.7
 OUTER_MOMENTUM: Final = 0.9
-"""Of DiLoCo's paper (arXiv 2311.08105)."""
+"""Both as in DiLoCo's paper (arXiv 2311.08105)."""
 
 
 class Host:
@@ -164,9 +164,7 @@ class Host:
                 yield
             delta_P = slow_P - self._model.theta_P
             dist.all_reduce(delta_P)
-            delta_P /= self._task.hosts
-            momentum_P.mul_(OUTER_MOMENTUM).add_(delta_P)
-            slow_P.sub_(delta_P.add_(momentum_P, alpha=OUTER_MOMENTUM), alpha=OUTER_RATE)
+            outer_step(slow_P, momentum_P, delta_P / self._task.hosts)
             self._model.theta_P.copy_(slow_P)
             self._sums += 1
 
@@ -215,7 +213,16 @@ class Host:
         self._samples = [*self._samples, *told]  # another thread reads them
 
 
-def sum_in_bf16(_: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def outer_step(slow_P: torch.Tensor, momentum_P: torch.Tensor, delta_P: torch.Tensor) -> None:
+    """SGD with Nesterov's momentum; how far hosts have moved is its gradient, turned round."""
+    momentum_P.mul_(OUTER_MOMENTUM).add_(delta_P)
+    slow_P.sub_(delta_P + OUTER_MOMENTUM * momentum_P, alpha=OUTER_RATE)
+
+
+def sum_in_bf16(
+    _: object,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
     """torch's own hook refuses gloo, which can sum bf16 all the same."""
     whole = bucket.buffer()
     half = whole.bfloat16().div_(dist.get_world_size())
