@@ -77,7 +77,8 @@ RATE: Final = 1.2e-2
 RATE_RATIO: Final = 6.0
 """Muon's rate over AdamW's, in the demo."""
 INNER_STEPS: Final = 30
-VALIDATION_BLOCKS: Final = 128
+VALIDATION_BLOCKS: Final = 8
+"""For the first round, which is always validated: no more than what a step trains."""
 NEVER: Final = 10**6
 RESULTS: Final = "results.jsonl"
 WRONG_USAGE: Final = 2
@@ -124,7 +125,7 @@ def wanted(chosen: argparse.Namespace) -> list[Made]:
 
 
 def spec_of(made: Made, steps_per_s: float) -> RunSpec:
-    """The demo's run, at a constant rate and without an end; nothing is validated while it runs."""
+    """The demo's run, at a constant rate and without an end; hardly anything is validated."""
     tree = Plan(made.seed, method=OURS.get(made.arm, "noloco")).swarm_spec().model_dump()
     tree["name"] = "time-to-loss"
     tree["data"]["validation_blocks"] = VALIDATION_BLOCKS
@@ -241,7 +242,8 @@ class Study:
 
 def environment() -> dict[str, str]:
     """The surroundings of all arms: what a daemon gives its trainer."""
-    ours = {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": SPIN_COUNT, "PYTHONPATH": str(HERE)}
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ours = {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": SPIN_COUNT, "PYTHONPATH": path}
     return {**MALLOC, **os.environ, **ours}
 
 
