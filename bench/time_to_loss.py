@@ -65,10 +65,10 @@ from protocol.run.run_spec import RunSpec
 
 from .gossip_links_real import commit_of
 from .real_peers import HERE
-from .report import Report, Row, machine
+from .report import Goal, Report, Row, machine
 from .router.network import congestion_control, missing
 from .router.tun import DEVICE
-from .time_to_loss_arms import ARMS, DELAY_S, OURS, Task, warmup_of
+from .time_to_loss_arms import ARMS, DELAY_S, OURS, RIVALS, Task, warmup_of
 
 HOSTS: Final = 4
 PROCESSORS: Final = HOSTS + 1
@@ -77,10 +77,16 @@ RATE: Final = 1.2e-2
 RATE_RATIO: Final = 6.0
 """Muon's rate over AdamW's, in the demo."""
 INNER_STEPS: Final = 30
-VALIDATION_BLOCKS: Final = 128
+VALIDATION_BLOCKS: Final = 8
+"""For the first round, which is always validated: no more than what a step trains."""
 NEVER: Final = 10**6
 RESULTS: Final = "results.jsonl"
 WRONG_USAGE: Final = 2
+OF_MEAN: Final = "of the mean"
+TO_DDP: Final = "s to DDP's end"
+MOST_AHEAD_MBIT: Final = 100.0
+LEVEL: Final = 0.03
+"""Nats: smaller gaps between single runs mean nothing."""
 PATIENCE_S: Final = 400.0
 """For start, end and judgement of an arm, on a busy machine."""
 
@@ -124,7 +130,7 @@ def wanted(chosen: argparse.Namespace) -> list[Made]:
 
 
 def spec_of(made: Made, steps_per_s: float) -> RunSpec:
-    """The demo's run, at a constant rate and without an end; nothing is validated while it runs."""
+    """The demo's run, at a constant rate and without an end; hardly anything is validated."""
     tree = Plan(made.seed, method=OURS.get(made.arm, "noloco")).swarm_spec().model_dump()
     tree["name"] = "time-to-loss"
     tree["data"]["validation_blocks"] = VALIDATION_BLOCKS
@@ -241,7 +247,8 @@ class Study:
 
 def environment() -> dict[str, str]:
     """The surroundings of all arms: what a daemon gives its trainer."""
-    ours = {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": SPIN_COUNT, "PYTHONPATH": str(HERE)}
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ours = {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": SPIN_COUNT, "PYTHONPATH": path}
     return {**MALLOC, **os.environ, **ours}
 
 
@@ -330,14 +337,36 @@ def row_of(arm: str, lines: Sequence[Mapping[str, Any]], target: float | None) -
         "seeds": len(lines),
         "s": statistics.fmean(end["s"] for end in ends),
         "own loss": statistics.fmean(end["own"] for end in ends),
-        "of the mean": last_loss(lines),
-        "s to DDP's end": statistics.fmean(reached) if len(reached) == len(times) else None,
+        OF_MEAN: last_loss(lines),
+        TO_DDP: statistics.fmean(reached) if len(reached) == len(times) else None,
         "steps of a host": statistics.fmean(line["steps"][0] for line in lines),
         "batches a step": statistics.fmean(line.get("batches_a_step", 1) for line in lines),
         "averages": statistics.fmean(line["averages"][0] for line in lines),
         "router's core": statistics.fmean(line["router"]["core_share"] for line in lines),
         "late ms": statistics.fmean(line["router"]["late_ms"] for line in lines),
     }
+
+
+def goals_of(rows: Sequence[Row]) -> list[Goal]:
+    """Ahead of all others at 20 and 100 Mbit/s, level at 1000, and soon where DDP ends."""
+    goals = []
+    for mbit_per_s in sorted({row["Mbit/s"] for row in rows}):
+        here = [row for row in rows if row["Mbit/s"] == mbit_per_s]
+        ours = [row for row in here if row["arm"] in OURS]
+        others = [row for row in here if row["arm"] in RIVALS and row["arm"] != "alone"]
+        if not (ours and others):
+            continue
+        gap = min(row[OF_MEAN] for row in ours) - min(row[OF_MEAN] for row in others)
+        most = LEVEL if mbit_per_s > MOST_AHEAD_MBIT else 0.0
+        goals.append(
+            Goal(f"loss less the best other's at {mbit_per_s:g} Mbit/s", gap, at_most=most)
+        )
+        ends = [row["s"] for row in here if row["arm"].startswith("ddp")]
+        passed = [row[TO_DDP] for row in ours if row[TO_DDP] is not None]
+        if mbit_per_s == MOST_AHEAD_MBIT and ends and passed:
+            times = max(ends) / min(passed)
+            goals.append(Goal("times sooner where DDP ends, 100 Mbit/s", times, at_least=5.0))
+    return goals
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -416,6 +445,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = Report("time_to_loss", "Loss after the same time on four hosts with thin lines")
     lines = [line for line in read_results(out) if line["seconds"] == chosen.seconds]
     report.rows = rows_of(lines)
+    report.goals = goals_of(report.rows)
     report.settings = {"seconds": chosen.seconds, "delay_s": DELAY_S, "hosts": HOSTS}
     report.publish(chosen.json)
     if len({key_of(line) for line in lines} & {*all_wanted}) < len(all_wanted):

@@ -53,6 +53,7 @@ BUFFER_BYTES: Final = 1 << 25
 """Largest window of TCP: three times what the fastest line has in flight."""
 MOST_BATCHES: Final = 32
 MOST_WARMUP: Final = 60
+JUDGED_BLOCKS: Final = 128
 JUDGED_AT_ONCE: Final = 64
 LATE_S: Final = 15.0
 """A step that has begun in time may last so long."""
@@ -216,6 +217,11 @@ def run_ours(task: Task, network: RoutedNetwork) -> dict[str, Any]:
             HERE,
             lambda command, host=host: command_on(task, network, host, command),
             program=(str(loco_peer(folder)),),
+            environment={
+                "LOCO_DATA": task.corpus,
+                "LOCO_CHECKPOINT_EVERY": "0",
+                "PYTHONPATH": os.environ["PYTHONPATH"],
+            },
         )
         for host in range(task.hosts)
     ]
@@ -336,9 +342,8 @@ class Judge:
 
     def __init__(self, task: Task) -> None:
         spec = RunSpec.model_validate(task.spec)
-        blocks = spec.data.validation_blocks
-        corpus = open_file(Path(task.corpus), spec.model.context_length, blocks)
-        self._blocks_BT = corpus.validation_blocks(blocks)
+        corpus = open_file(Path(task.corpus), spec.model.context_length, JUDGED_BLOCKS)
+        self._blocks_BT = corpus.validation_blocks(JUDGED_BLOCKS)
         self._model = FlatModel(initial_module(spec, task.vocabulary), torch.device("cpu"))
         optimizer = inner_optimizer(self._model, spec.optimizer, "fp32")
         self._stepper = Stepper(self._model, optimizer, "fp32", JUDGED_AT_ONCE)

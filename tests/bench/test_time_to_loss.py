@@ -12,6 +12,7 @@ from bench.time_to_loss import (
     HOSTS,
     Made,
     cores_of,
+    goals_of,
     main,
     options,
     read_results,
@@ -135,6 +136,23 @@ def test_the_table_shows_the_best_rate_of_each_arm_and_when_it_passes_ddp():
     assert shown["pairs"]["s to DDP's end"] == pytest.approx((10.0 + (10 + 10 * 0.5 / 1.1)) / 2)
     assert shown["ddp"]["s to DDP's end"] == 20.0
     assert shown["diloco"]["of the mean"] == 1.25
+
+
+def test_the_goals_are_to_be_ahead_of_all_and_soon_where_ddp_ends():
+    lines = [
+        line("pairs", [1.4, 1.2]),
+        line("fragments", [1.5, 1.3]),
+        line("ddp", [2.0, 1.4]),
+        line("diloco", [2.0, 1.1]),
+        line("alone", [1.0, 0.9]),
+    ]
+    ahead, soon = goals_of(rows_of(lines))
+    assert (round(ahead.measured, 6), ahead.met) == (0.1, False)
+    assert (round(soon.measured, 6), soon.met) == (2.0, False)
+    wide = [{**each, "mbit_per_s": 1000.0} for each in lines if each["arm"] != "diloco"]
+    (level,) = goals_of(rows_of(wide))
+    assert level.met
+    assert goals_of(rows_of(lines[:1])) == []
 
 
 def test_no_ddp_no_time_to_its_end():
