@@ -1,0 +1,48 @@
+"""Processes that divide each sequence between them compute what one computes of the whole."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import split_ranks
+import torch
+from split_ranks import CASES, LENGTH, VOCABULARY, computed
+
+from peer.training.shared import code_memory
+
+pytestmark = pytest.mark.slow
+LIMIT_S = 300
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def divided(request, tmp_path_factory):
+    """What so many ranks have computed of each case; 3 do not divide the length, nor 2 a head."""
+    path, store_fd = tmp_path_factory.mktemp("divided") / "found", code_memory()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, split_ranks.__file__, *map(str, (rank, request.param, store_fd, path))],
+            pass_fds=(store_fd,),
+            env=environment,
+        )
+        for rank in range(request.param)
+    ]
+    try:
+        assert [rank.wait(LIMIT_S) for rank in ranks] == [0] * request.param
+    finally:
+        for rank in ranks:
+            rank.kill()
+        os.close(store_fd)
+    return torch.load(path)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loss_gradient_and_log_probabilities_are_those_of_one_process(divided, name):
+    case, found = CASES[name], divided[name]
+    one, bound = computed(case), 1e-5 if case.precision == "fp32" else 2e-2
+    assert found["log_probs"].shape == (3, LENGTH)
+    assert one["gradient"].norm() > 0.1
+    for what, expected in one.items():
+        difference = torch.linalg.vector_norm(found[what] - expected)
+        assert difference <= bound * torch.linalg.vector_norm(expected), what
