@@ -255,6 +255,8 @@ class FlatModel:
         wanted = device.type == GPU if compile == "auto" else compile
         if wanted and self._may_forgo and not has_compiler():
             self._forgo("there is no C compiler here: install gcc, or set CC")
+        elif wanted and self._may_forgo and context is not None:
+            self._forgo("that was never tried with divided sequences")
         elif wanted:
             self._forward = torch.compile(module)
 

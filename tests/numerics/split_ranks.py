@@ -65,6 +65,7 @@ CASES = {
     "llama, bf16": Case(precision="bf16"),
     "qwen2": Case("qwen2"),
     "qwen3, documents": Case("qwen3", documents=True),
+    "mistral": Case("mistral"),
     "mistral, window": Case("mistral", config=WINDOW),
     "olmo2": Case("olmo2"),
     "smollm3": Case("smollm3"),
@@ -84,26 +85,36 @@ def tokens() -> torch.Tensor:
 
 
 def computed(case: Case, ranks: Ranks = ALONE) -> dict[str, torch.Tensor]:
-    """Loss, its gradient, and log-probabilities; all of them on rank 0."""
+    """Loss, its gradient, log-probabilities, and how many values the backward pass has kept."""
     spec, divides = case.spec, ranks.divide_sequences
-    model.WHOLE_LOGITS_VOCABULARY = 1 if case.few_logits else 1 << 16  # type: ignore[misc]
-    head_loss.MOST_LOGITS = 7 * VOCABULARY  # type: ignore[misc]
+    vars(model)["WHOLE_LOGITS_VOCABULARY"] = 1 if case.few_logits else 1 << 16
+    vars(head_loss)["MOST_LOGITS"] = 7 * VOCABULARY
     flat = FlatModel(
         empty_module(spec, VOCABULARY, of_transformers=divides),
         CPU,
         document_end=DOCUMENT_END if case.documents else None,
         context=SplitContext(ranks) if divides else None,
     )
-    flat.theta_P.copy_(FlatModel(initial_module(spec, VOCABULARY), CPU).theta_P)
+    # Large enough for attention to weigh tokens unequally.
+    flat.theta_P.copy_(3 * FlatModel(initial_module(spec, VOCABULARY), CPU).theta_P)
     if case.recomputes:
         assert flat.recompute()
-    with autocast(CPU, case.precision):
+    kept = torch.zeros(())
+
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() != flat.theta_P.untyped_storage().data_ptr():
+            kept.add_(tensor.numel())
+        return tensor
+
+    keeping = torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
+    with autocast(CPU, case.precision), keeping:
         loss = flat.loss(tokens())
     loss.backward()
     with torch.no_grad(), autocast(CPU, case.precision):
         told_BT = flat.log_probs(tokens())
     found = {"loss": loss.detach(), "gradient": flat.gradient_P}
-    return {name: ranks.sum(each) for name, each in found.items()} | {"log_probs": told_BT}
+    summed = {name: ranks.sum(each) for name, each in found.items()}
+    return summed | {"log_probs": told_BT, "kept": kept}
 
 
 def main(rank: int, count: int, store_fd: int, path: Path) -> None:
@@ -117,4 +128,6 @@ def main(rank: int, count: int, store_fd: int, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]), Path(sys.argv[4]))
+    numbers, path = map(int, sys.argv[1:4]), Path(sys.argv[4])
+    rank, count, store_fd = numbers
+    main(rank, count, store_fd, path)

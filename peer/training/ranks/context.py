@@ -41,7 +41,7 @@ class SplitContext:
 
         AttentionInterface.register(ATTENTION, self._attend)
         config: Any = module.config
-        config._attn_implementation = ATTENTION  # noqa: SLF001 - there is no other way in 4.57
+        config._attn_implementation = ATTENTION
 
     def own(
         self, inputs: dict[str, torch.Tensor], targets_BT: torch.Tensor
@@ -72,11 +72,11 @@ class SplitContext:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attend(
         self,
-        module: nn.Module,  # noqa: ARG002 - transformers gives it
+        module: nn.Module,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        mask: None,  # noqa: ARG002 - which transformers makes for attention that it knows
+        mask: None,  # which transformers makes for attention that it knows
         *,
         scaling: float | None = None,
         sliding_window: int | None = None,
