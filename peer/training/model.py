@@ -256,7 +256,7 @@ class FlatModel:
         if wanted and self._may_forgo and not has_compiler():
             self._forgo("there is no C compiler here: install gcc, or set CC")
         elif wanted and self._may_forgo and context is not None:
-            self._forgo("that was never tried with divided sequences")
+            self._forgo("that was never tried on GPUs that divide sequences")
         elif wanted:
             self._forward = torch.compile(module)
 

@@ -231,6 +231,8 @@ def _stepper(settings: TrainerSettings, ranks: Ranks) -> tuple[FlatModel, step.S
     context = SplitContext(ranks) if ranks.divide_sequences else None
     compiles = spec.training.compile
     model = FlatModel(module, device, compile=compiles, document_end=end, context=context)
+    if ranks.divide_sequences:
+        model.notes.append(f"each sequence is divided between {ranks.count} processes")
     if settings.checkpoint_activations:
         recompute_layers(module)
     optimizer = inner_optimizer(model, spec.optimizer, precision, ranks)

@@ -108,7 +108,9 @@ async def _trained(trainer, round_, position=0):
 async def _life(settings, folder):
     """A round, a merge, another round: losses, what is kept after each, and what was sent."""
     async with _trainer(settings) as (trainer, slow):
-        assert (await _next(trainer, Ready)).ranks == settings.ranks
+        ready = await _next(trainer, Ready)
+        assert ready.ranks == settings.ranks
+        assert any("is divided" in note for note in ready.notes) == settings.divide_sequences
         await trainer.send(Load())
         closed = await _trained(trainer, 0)
         first = await _kept(trainer, folder / f"by-{settings.ranks}")
