@@ -7,9 +7,15 @@ import sys
 import pytest
 import split_ranks
 import torch
-from split_ranks import CASES, LENGTH, computed
+from split_ranks import CASES, CPU, LENGTH, VOCABULARY, computed
 
+from peer.training import model as model_module
+from peer.training.model import FlatModel, empty_module
+from peer.training.optimizer import inner_optimizer
+from peer.training.ranks.context import SplitContext
+from peer.training.ranks.group import Ranks
 from peer.training.shared import code_memory
+from peer.training.step import Stepper
 
 pytestmark = pytest.mark.slow
 LIMIT_S = 300
@@ -56,3 +62,29 @@ def test_a_rank_keeps_its_share_of_what_one_process_keeps(divided):
     """Of 13 tokens the first rank has 7 or 5; of a model of transformers in both."""
     name, share = "mistral", -(-LENGTH // divided["ranks"]) / LENGTH
     assert divided[name]["kept"] <= 1.1 * share * computed(CASES[name])["kept"]
+
+
+SPEC = CASES["llama"].spec
+
+
+def test_if_one_rank_computes_layers_again_all_do(monkeypatch):
+    """Else one would wait in a layer for others that have gone on."""
+    model, ranks = FlatModel(empty_module(SPEC, VOCABULARY), CPU), Ranks(0, 2)
+    stepper = Stepper(model, inner_optimizer(model, SPEC.optimizer, "fp32"), "fp32", 4, ranks)
+    for others, recomputes in ((1, False), (0, True)):
+        said = iter((2, others))
+        monkeypatch.setattr(ranks, "least", lambda _, said=said: next(said))
+        stepper.agree()
+        assert (stepper.micro_batch, model.recomputes) == (2, recomputes)
+
+
+def test_auto_compiles_no_model_whose_sequences_are_divided(monkeypatch):
+    monkeypatch.setattr(model_module, "GPU", "cpu")
+    context = SplitContext(Ranks(0, 2, divide_sequences=True))
+    for setting, is_compiled in (("auto", False), (True, True)):
+        module = empty_module(SPEC, VOCABULARY, of_transformers=True)
+        model = FlatModel(module, CPU, compile=setting, context=context)
+        assert model.is_compiled == is_compiled
+        assert len(model.notes) == (not is_compiled)
+    module = empty_module(SPEC, VOCABULARY)
+    assert FlatModel(module, CPU, compile="auto").is_compiled

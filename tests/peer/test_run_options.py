@@ -1,6 +1,7 @@
 """A peer's options against its run: what fits, and what is refused."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_a_fragment_must_be_back_before_it_is_sent_again(tmp_path):
         check_options(config(tmp_path, **{"overlap-steps": 10}), FRAGMENTS)
 
 
-HEADS = {"hidden_size": 48, "num_heads": 4}
+HEADS: dict[str, Any] = {"hidden_size": 48, "num_heads": 4}
 LONG_ROPE = {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}
 
 

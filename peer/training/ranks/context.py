@@ -21,7 +21,7 @@ from torch.nn import functional
 from .group import Ranks
 
 ATTENTION: Final = "loco_split_context"
-"""By this name transformers knows the attention."""
+"""Its name in transformers."""
 NO_TARGET: Final = -100
 """Which `cross_entropy` leaves out."""
 _HEADS, _TOKENS = 1, 2

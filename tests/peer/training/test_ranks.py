@@ -106,7 +106,7 @@ async def _trained(trainer, round_, position=0):
 
 
 async def _life(settings, folder):
-    """A round, a merge, another round: losses, what is kept after each, and what was sent."""
+    """A round, a merge, a validation, another round: losses, what is kept, and what was sent."""
     async with _trainer(settings) as (trainer, slow):
         ready = await _next(trainer, Ready)
         assert ready.ranks == settings.ranks
@@ -118,9 +118,9 @@ async def _life(settings, folder):
         slow.array[:] *= 0.9
         await trainer.send(Merge(0, 0, ONE_CHUNK, ()))
         await _next(trainer, FragmentMerged)
-        again = await _trained(trainer, 1, closed.position)
-        await trainer.send(Evaluate(1))
+        await trainer.send(Evaluate(0))
         loss = (await _next(trainer, Evaluated)).loss
+        again = await _trained(trainer, 1, closed.position)
         second = await _kept(trainer, folder / "second")
         return (closed.loss, again.loss, loss), first, second, codes
 
