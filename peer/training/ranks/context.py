@@ -39,7 +39,8 @@ class SplitContext:
         """Have a module of transformers attend so."""
         from transformers import AttentionInterface
 
-        AttentionInterface.register(ATTENTION, self._attend)
+        # Here, for it imports torch's compiler, which takes seconds; so does transformers.
+        AttentionInterface.register(ATTENTION, torch.compiler.disable(self._attend))
         config: Any = module.config
         config._attn_implementation = ATTENTION
 
@@ -69,7 +70,6 @@ class SplitContext:
     def _part(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         return tokens_BT.chunk(self._ranks.count, dim=1)[self._ranks.rank]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attend(
         self,
         module: nn.Module,
