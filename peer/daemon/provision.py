@@ -618,6 +618,7 @@ class RealProvision:
             stage=stage,
             checkpoint_activations=config.checkpoint_activations,
             devices=devices_of(config.gpus, config.device),
+            split_context=config.split_context,
         )
 
 

@@ -12,6 +12,7 @@ costs its owner a night.
 
 import dataclasses
 import difflib
+import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -195,6 +196,12 @@ class PeerConfig:
         "all|N|0,2,3",
         "Train on several GPUs of this machine, as one peer. With --device cpu, in N processes.",
         see="See [machines](machines.md).",
+    )
+    split_context: bool = _flag(
+        OptionGroup.MACHINE,
+        "Divide each sequence between these GPUs, and not the batch: for sequences too long for"
+        " one.",
+        see="See [machines](machines.md#long-sequences).",
     )
     threads: int | None = _machine(whole(1, 4096), "N", "CPU threads of the trainer. Default: all.")
     checkpoint_activations: bool = _flag(
@@ -514,7 +521,9 @@ def check_options(config: PeerConfig, spec: "RunSpec") -> None:
     check_overlap_steps(config.overlap_steps, config.told("overlap-steps"), spec)
     stages = spec.pipeline.stages
     if config.gpus is not None:
-        check_gpus(config.gpus, config.told("gpus"), spec)
+        check_gpus(config.gpus, config.told("gpus"), spec, split_context=config.split_context)
+    if config.split_context:
+        check_split_context(config.gpus, config.told("split-context"), spec)
     if config.stage is not None and not (stages > 1 and config.stage < stages):
         why = "this run has no stages; leave it out"
         if stages > 1:
@@ -563,7 +572,7 @@ def check_stages(spec: "RunSpec") -> None:
             )
 
 
-def check_gpus(gpus: str, told: str, spec: "RunSpec") -> None:
+def check_gpus(gpus: str, told: str, spec: "RunSpec", *, split_context: bool) -> None:
     """Refuse several GPUs for what one trains. Raises ConfigError, which begins with `told`."""
     if spec.pipeline.stages > 1:
         raise ConfigError(
@@ -571,11 +580,28 @@ def check_gpus(gpus: str, told: str, spec: "RunSpec") -> None:
             " peer for each GPU, with --device cuda:N and a home of its own"
         )
     count, batch = ranks_of(gpus), min(each.training.batch_size for each in spec.models)
-    if count is not None and count > batch:
+    if count is not None and count > batch and not split_context:
         raise ConfigError(
             f"{told}: a step has {batch} sequences (training.batch_size), fewer than that;"
             f" give at most {batch}"
         )
+
+
+def check_split_context(gpus: str | None, told: str, spec: "RunSpec") -> None:
+    """Refuse what GPUs cannot divide, where it is known. Raises ConfigError, as `check_gpus`."""
+    if gpus is None:
+        raise ConfigError(f"{told}: sequences are divided between several GPUs; give --gpus, too")
+    from protocol.run.families import config_of_sizes, division_fault  # `--help` needs neither
+
+    for each in spec.models:
+        if each.frozen is not None:
+            config = each.frozen.config
+        elif each.model.init_from is None:
+            config = json.dumps(config_of_sizes(each.model, 1))
+        else:
+            continue  # of a checkpoint that the trainer reads
+        if (count := ranks_of(gpus)) and (why := division_fault(config, count)):
+            raise ConfigError(f"{told}: {why}")
 
 
 def ranks_of(gpus: str) -> int | None:

@@ -23,11 +23,11 @@ from protocol.run.needs import MOST_LOGITS
 
 
 def head_loss(
-    hidden_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor
+    hidden_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor, count: torch.Tensor
 ) -> torch.Tensor:
-    """Mean cross-entropy of the targets, as `cross_entropy` of whole logits has it."""
+    """Cross-entropy of the targets over `count`, as `cross_entropy` of whole logits has its sum."""
     loss: torch.Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, weight_VD, targets_N, torch.is_grad_enabled()
+        hidden_ND, weight_VD, targets_N, count, torch.is_grad_enabled()
     )
     return loss
 
@@ -55,6 +55,7 @@ class _HeadLoss(torch.autograd.Function):
         hidden_ND: torch.Tensor,
         weight_VD: torch.Tensor,
         targets_N: torch.Tensor,
+        count: torch.Tensor,
         learns: bool,
     ) -> torch.Tensor:
         head_learns = learns and weight_VD.requires_grad  # beside adapters it does not
@@ -76,7 +77,6 @@ class _HeadLoss(torch.autograd.Function):
                 grads_ND.append(to_hidden)
                 if grad_VD is not None:
                     grad_VD += to_weight.pop()
-        count = (targets_N >= 0).sum()
         if learns:
             ctx.save_for_backward(torch.cat(grads_ND), grad_VD, count)
         return total / count
@@ -87,4 +87,4 @@ class _HeadLoss(torch.autograd.Function):
         hidden_ND, weight_VD, count = ctx.saved_tensors
         factor = grad / count
         to_weight = None if weight_VD is None else weight_VD * factor
-        return hidden_ND * factor.to(hidden_ND.dtype), to_weight, None, None
+        return hidden_ND * factor.to(hidden_ND.dtype), to_weight, None, None, None

@@ -89,6 +89,7 @@ class TrainerSettings(TrainerMessage, frozen=True):
             where memory suffices.
         devices: of all processes that train together, if there are several (ranks/group.py); rank
             is the number of this one. `threads` is of all.
+        split_context: whether these divide each sequence between them, and not the batch.
     """
 
     spec: bytes
@@ -102,10 +103,15 @@ class TrainerSettings(TrainerMessage, frozen=True):
     checkpoint_activations: bool = False
     devices: tuple[str, ...] = ()
     rank: int = 0
+    split_context: bool = False
 
     @property
     def ranks(self) -> int:
         return len(self.devices) or 1
+
+    @property
+    def divide_sequences(self) -> bool:
+        return self.split_context and self.ranks > 1
 
     @property
     def own_device(self) -> str:

@@ -29,6 +29,7 @@ from protocol.run.run_spec import RunSpec
 from .device import has_compiler
 from .head_loss import head_loss, log_probs
 from .llama import Config, Llama, is_supported
+from .ranks.context import NO_TARGET, SplitContext
 from .recomputed import recompute_layers
 
 ROUTER: Final = ".mlp.gate.weight"
@@ -150,9 +151,11 @@ def _loaded(spec: RunSpec, vocabulary_size: int) -> nn.Module:
     return loaded
 
 
-def empty_module(spec: RunSpec, vocabulary_size: int) -> nn.Module:
+def empty_module(
+    spec: RunSpec, vocabulary_size: int, *, of_transformers: bool = False
+) -> nn.Module:
     """The model with any weights, for callers that get them from elsewhere."""
-    module = _module(spec, vocabulary_size)
+    module = _module(spec, vocabulary_size, of_transformers=of_transformers)
     if spec.adapter is None:
         return module
     from .adapter import adapted
@@ -160,9 +163,9 @@ def empty_module(spec: RunSpec, vocabulary_size: int) -> nn.Module:
     return adapted(module, spec)
 
 
-def _module(spec: RunSpec, vocabulary_size: int) -> nn.Module:
+def _module(spec: RunSpec, vocabulary_size: int, *, of_transformers: bool = False) -> nn.Module:
     config = config_of(spec, vocabulary_size)
-    if is_supported(config):
+    if is_supported(config) and not of_transformers:
         return Llama(config)
     from transformers import AutoModelForCausalLM
 
@@ -208,10 +211,12 @@ class FlatModel:
 
     Args:
         document_end: the token at which attention begins anew; None where it sees whole blocks.
+        context: divides each sequence between ranks.
 
     Attributes:
         moved: whether anything but a step has written to the weights since the last one.
         notes: how a step is computed, where not plainly, in sentences.
+        recomputes: whether memory was too small to do otherwise.
     """
 
     def __init__(
@@ -221,6 +226,7 @@ class FlatModel:
         *,
         compile: bool | Literal["auto"] = False,
         document_end: int | None = None,
+        context: SplitContext | None = None,
     ) -> None:
         module.to(device)
         parameters = trained_parameters(module)
@@ -237,14 +243,20 @@ class FlatModel:
             parameter.grad = self.gradient_P[part].view(entry.shape)
         self._module = module
         self._document_end = document_end
+        self._context = context
+        if context is not None:
+            context.divide(module)
         self._balance = _balance_of(module)
         self._head_VD = _head_apart(module)
         self._forward: Callable[..., Any] = module
         self._may_forgo = compile == "auto"
+        self.recomputes = False
         self.notes = list[str]()
         wanted = device.type == GPU if compile == "auto" else compile
         if wanted and self._may_forgo and not has_compiler():
             self._forgo("there is no C compiler here: install gcc, or set CC")
+        elif wanted and self._may_forgo and context is not None:
+            self._forgo("that was never tried on GPUs that divide sequences")
         elif wanted:
             self._forward = torch.compile(module)
 
@@ -268,6 +280,7 @@ class FlatModel:
         """Save memory: compute layers again for their gradient. False where they are already."""
         if not recompute_layers(self._module):
             return False
+        self.recomputes = True
         self.notes.append(
             "layers are computed again in the backward pass, which takes a third more work: the"
             " memory is too small otherwise"
@@ -277,18 +290,22 @@ class FlatModel:
     def loss(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy of the targets, nats per token; int64 [B, T+1] tokens to a scalar.
 
+        Of ranks that divide sequences each has its own summand of the mean.
         Its gradient is also that of a mixture's auxiliary loss, which its value leaves out: so
         losses of all families and weights of that loss compare.
         """
         balances = self._balance > 0 and torch.is_grad_enabled()
         told = {"output_router_logits": True} if balances else {}
         given, targets_BT = _inputs_and_targets(tokens_BT, self._document_end)
+        count = (targets_BT >= 0).sum()
+        if self._context is not None:
+            given, targets_BT = self._context.own(given, targets_BT)
         out = self._forward(**given, **told)
         out_NV, targets_N = out.logits.flatten(0, 1), targets_BT.reshape(-1)
         if self._head_VD is not None:
-            loss = head_loss(out_NV, self._head_VD, targets_N)
+            loss = head_loss(out_NV, self._head_VD, targets_N, count)
         else:
-            loss = functional.cross_entropy(out_NV.float(), targets_N)
+            loss = functional.cross_entropy(out_NV.float(), targets_N, reduction="sum") / count
         if balances:
             loss = loss + self._balance * (out.aux_loss - out.aux_loss.detach())
         return loss
@@ -296,8 +313,12 @@ class FlatModel:
     def log_probs(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """Log-probabilities of the targets; int64 [B, T+1] tokens to fp32 [B, T]; 0 of others."""
         given, targets_BT = _inputs_and_targets(tokens_BT, self._document_end)
+        length = targets_BT.shape[1]
+        if self._context is not None:
+            given, targets_BT = self._context.own(given, targets_BT)
         out_NV = self._forward(**given).logits.flatten(0, 1)
-        return log_probs(out_NV, self._head_VD, targets_BT.reshape(-1)).view_as(targets_BT)
+        found = log_probs(out_NV, self._head_VD, targets_BT.reshape(-1)).view_as(targets_BT)
+        return found if self._context is None else self._context.whole(found, length)
 
     def groups(
         self, *, without_block_matrices: bool = False
@@ -343,7 +364,7 @@ def _inputs_and_targets(
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """[B, T] each. Tokens that are given, and no targets, are negative (corpus/blocks.py)."""
     given_BT = tokens_BT < 0
-    targets_BT = tokens_BT.masked_fill(given_BT, -100)  # which `cross_entropy` leaves out
+    targets_BT = tokens_BT.masked_fill(given_BT, NO_TARGET)
     inputs = {"input_ids": torch.where(given_BT, ~tokens_BT, tokens_BT)[:, :-1]}
     if document_end is not None:  # by positions that begin anew all decoders see documents
         inputs["position_ids"] = positions_in_documents(inputs["input_ids"], document_end)

@@ -55,7 +55,7 @@ class Stepper:
     def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Train on [B, T+1] tokens, of which each rank takes a share. Others get rank 0's."""
         loss = torch.zeros((), device=self._model.device)
-        own_BT = blocks_BT if self.ranks.count == 1 else self._dealt(blocks_BT, learning_rate)
+        own_BT = self._dealt(RankOrder.STEP, blocks_BT, learning_rate)
         all_targets = num_targets(blocks_BT)
         for tokens_bT, targets in self._micro_batches(own_BT):
             share = targets / all_targets
@@ -68,11 +68,13 @@ class Stepper:
         return StepResult(loss, self.optimizer.step(learning_rate))
 
     def _dealt(
-        self, blocks_BT: npt.NDArray[np.int64], learning_rate: float
+        self, order: RankOrder, blocks_BT: npt.NDArray[np.int64], learning_rate: float = 0.0
     ) -> npt.NDArray[np.int64]:
-        """Our share of a step that all ranks take now, from the same weights."""
+        """Our share of what all ranks compute now, from the same weights."""
         ranks, model = self.ranks, self._model
-        ranks.tell(RankOrder.STEP, *blocks_BT.shape, learning_rate, model.moved)
+        if ranks.count == 1:
+            return blocks_BT
+        ranks.tell(order, *blocks_BT.shape, learning_rate, model.moved)
         if model.moved:
             ranks.spread(model.theta_P)
             model.moved = False
@@ -92,8 +94,17 @@ class Stepper:
         self.micro_batch = most
         return self._model.recompute()
 
+    def agree(self) -> None:
+        """Do what fits all ranks."""
+        self.micro_batch = self.ranks.least(self.micro_batch)
+        if not self.ranks.least(not self._model.recomputes):
+            self._model.recompute()
+
     def loss_of(self, blocks_BT: npt.NDArray[np.int64]) -> float:
         """Mean loss of these blocks' targets under the current weights, nats per token."""
+        if self.ranks.divide_sequences:
+            total = -self.log_probs_of(blocks_BT).sum(dtype=np.float64)
+            return float(total) / max(1, num_targets(blocks_BT))
         total = torch.zeros((), device=self._model.device)
         with torch.no_grad(), autocast(self._model.device, self._precision):
             for tokens_bT, targets in self._micro_batches(blocks_BT):
@@ -102,6 +113,10 @@ class Stepper:
 
     def log_probs_of(self, tokens_BT: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """Log-probabilities of the targets under the current weights, [B, T]; 0 of others."""
+        if self.ranks.divide_sequences:  # those of rank 0 may be other ones for this alone
+            self._model.moved = True
+            tokens_BT = self._dealt(RankOrder.SCORE, tokens_BT)
+            self._model.moved = True
         with torch.no_grad(), autocast(self._model.device, self._precision):
             parts = [self._model.log_probs(each).cpu() for each in self._split(tokens_BT)]
         told_BT: npt.NDArray[np.float32] = torch.cat(parts).numpy()
@@ -163,11 +178,12 @@ def fit_micro_batch(stepper: Stepper, blocks_BT: npt.NDArray[np.int64]) -> None:
     Raises torch's error if nothing helps.
 
     The first step makes the optimizer's moments; the second must fit beside them. Each rank tries
-    its own share for itself; what fits all of them is taken.
+    its own share for itself; what fits all of them is taken: ranks that divide sequences speak in
+    each layer, so all must go through them as often.
     """
     with stepper.ranks.apart():
         _fit(stepper, blocks_BT)
-    stepper.micro_batch = stepper.ranks.least(stepper.micro_batch)
+    stepper.agree()
 
 
 def _fit(stepper: Stepper, blocks_BT: npt.NDArray[np.int64]) -> None:

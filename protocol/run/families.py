@@ -498,6 +498,19 @@ def decoder_of(text: str) -> DecoderConfig:
     return family.model_validate_json(text)
 
 
+def division_fault(text: str, ranks: int) -> str | None:
+    """Why so many processes cannot divide each sequence between them; None when they can."""
+    decoder = decoder_of(text)
+    if decoder.is_mixture:
+        return "a mixture of experts weighs the loads of experts over whole sequences; leave it out"
+    if decoder.num_attention_heads % ranks:
+        heads = decoder.num_attention_heads
+        return f"{heads} heads of attention cannot be divided by {ranks}; give --gpus a divisor"
+    if any(json.dumps(kind) in text for kind in ("dynamic", "longrope")):
+        return "the model's rotary positions depend on how long a sequence is; leave it out"
+    return None
+
+
 def config_fault(text: str) -> str | None:
     """Why this configuration cannot be used; None when it can."""
     try:

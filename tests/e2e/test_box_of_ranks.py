@@ -22,12 +22,23 @@ def own(tmp_path: Path) -> Iterator[Swarm]:
         yield own
 
 
-def launch(own: Swarm, via: Peer) -> Peer:
-    return own.launch("box", "join", "--bootstrap", via.address, "--gpus", "2")
+def launch(own: Swarm, via: Peer, *more: str) -> Peer:
+    return own.launch("box", "join", "--bootstrap", via.address, "--gpus", "2", *more)
 
 
 def all_gone(processes: list[psutil.Process]) -> bool:
     return not any(process.is_running() for process in processes)
+
+
+def test_a_peer_whose_processes_divide_sequences_averages(own: Swarm) -> None:
+    founder = own.founder
+    box = launch(own, founder, "--split-context")
+    started = box.wait_event(EventName.TRAINER_STARTED, START_S)
+    assert started["ranks"] == 2
+    chosen = box.wait_event(EventName.STEP_CHOSEN)
+    assert chosen["detail"] == "each sequence is divided between 2 processes"
+    all_averaging([founder, box], 2)
+    wait_until(lambda: box.status()["validation_loss"] is not None, "it has measured its loss")
 
 
 def test_a_peer_of_two_processes_averages_and_dies_as_one(own: Swarm) -> None:

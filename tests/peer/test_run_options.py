@@ -1,10 +1,20 @@
 """A peer's options against its run: what fits, and what is refused."""
 
+import json
+from typing import Any
+
 import pytest
 
 from peer.options.config import ConfigError, check_options, load_config
 from protocol.errors import InvalidRunSpec
-from protocol.run.run_spec import ModelSection, RunSpec, SyncSection, TrainingSection
+from protocol.run.families import config_of_sizes
+from protocol.run.run_spec import (
+    FrozenSection,
+    ModelSection,
+    RunSpec,
+    SyncSection,
+    TrainingSection,
+)
 from protocol.run.sections import PipelineSection
 
 PAIRS = RunSpec()
@@ -38,6 +48,45 @@ def test_a_run_without_fragments_has_no_use_for_it(tmp_path):
 def test_a_fragment_must_be_back_before_it_is_sent_again(tmp_path):
     with pytest.raises(ConfigError, match=r"must be below the run's inner_steps \(10\)"):
         check_options(config(tmp_path, **{"overlap-steps": 10}), FRAGMENTS)
+
+
+HEADS: dict[str, Any] = {"hidden_size": 48, "num_heads": 4}
+LONG_ROPE = {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}
+
+
+def frozen(**more):
+    text = json.dumps(config_of_sizes(ModelSection(**HEADS), 256) | more)
+    section = FrozenSection(
+        config=text, layout_digest="0" * 32, parameters=1, padded_parameters=128
+    )
+    return RunSpec(model=ModelSection(init_from="some/model"), frozen=section)
+
+
+@pytest.mark.parametrize(
+    ("spec", "gpus", "why"),
+    [
+        (RunSpec(model=ModelSection(**HEADS)), None, "give --gpus, too"),
+        (RunSpec(model=ModelSection(**HEADS)), "3", "4 heads of attention cannot be divided by 3"),
+        (RunSpec(model=ModelSection(**HEADS, family="olmoe")), "2", "a mixture of experts"),
+        (frozen(), "0,1,2", "4 heads of attention cannot be divided by 3"),
+        (frozen(**LONG_ROPE), "2", "rotary positions depend on how long a sequence is"),
+    ],
+)
+def test_what_gpus_cannot_divide_is_refused(tmp_path, spec, gpus, why):
+    given = config(tmp_path, **{"split-context": True}, **({"gpus": gpus} if gpus else {}))
+    with pytest.raises(ConfigError, match=why) as refused:
+        check_options(given, spec)
+    assert str(refused.value).startswith("split-context = true (command line): ")
+
+
+@pytest.mark.parametrize("spec", [frozen(), RunSpec(model=ModelSection(init_from="some/model"))])
+def test_gpus_that_divide_sequences_may_be_more_than_these(tmp_path, spec):
+    """And of a checkpoint that is not read yet the trainer says what it is."""
+    given = config(tmp_path, **{"split-context": True}, gpus="4")
+    alone = spec.model_copy(update={"training": TrainingSection(batch_size=2)})
+    check_options(given, alone)
+    with pytest.raises(ConfigError, match="a step has 2 sequences"):
+        check_options(config(tmp_path, gpus="4"), alone)
 
 
 def test_a_pipeline_averages_in_pairs(tmp_path):

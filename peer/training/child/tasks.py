@@ -32,10 +32,12 @@ from peer.training.model import (
 from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import SocketChannel
 from peer.training.ports import Interrupted, NonFinite
+from peer.training.ranks.context import SplitContext
 from peer.training.ranks.group import ALONE, RankOrder, Ranks
 from peer.training.recomputed import recompute_layers
 from peer.training.shared import code_memory
 from protocol.errors import LocoError
+from protocol.run.families import division_fault
 from protocol.run.needs import sequence_memory
 from protocol.run.run_spec import RunSpec
 
@@ -141,7 +143,11 @@ def build(
     """The loop of a whole model; with the micro-batch found and the speed measured."""
     spec = settings.run_spec()
     ranks, batch = ALONE, spec.training.batch_size
-    if settings.ranks > batch:
+    if settings.divide_sequences:
+        config = json.dumps(config_of(spec, settings.vocabulary_size))
+        if why := division_fault(config, settings.ranks):
+            raise ValueError(f"--split-context: {why}")
+    elif settings.ranks > batch:
         raise ValueError(
             f"a step has {batch} sequences (training.batch_size), fewer than the {settings.ranks}"
             f" GPUs here; give --gpus {batch}"
@@ -195,11 +201,15 @@ def obey(order: RankOrder, numbers: list[float], model: FlatModel, stepper: step
             stepper.optimizer.moments()
         case RankOrder.TAKE_MOMENTS:
             stepper.optimizer.take_over(int(numbers[0]), lambda *_: None)
+        case RankOrder.SCORE:
+            sequences, tokens, *_ = numbers
+            stepper.log_probs_of(np.zeros((int(sequences), int(tokens)), np.int64))
 
 
 def _join(settings: TrainerSettings, store_fd: int) -> Ranks:
     device = choose_device(settings.own_device)
-    return Ranks.join(settings.rank, settings.ranks, device, store_fd)
+    divide = settings.divide_sequences
+    return Ranks.join(settings.rank, settings.ranks, device, store_fd, divide_sequences=divide)
 
 
 def _stepper(settings: TrainerSettings, ranks: Ranks) -> tuple[FlatModel, step.Stepper, Precision]:
@@ -209,7 +219,8 @@ def _stepper(settings: TrainerSettings, ranks: Ranks) -> tuple[FlatModel, step.S
     precision = choose_precision(spec.training.precision, device)
     # `Load` brings the weights, but for those of a checkpoint that adapters leave as it is.
     if spec.adapter is None:
-        module = empty_module(spec, settings.vocabulary_size)
+        divided = ranks.divide_sequences
+        module = empty_module(spec, settings.vocabulary_size, of_transformers=divided)
     else:
         from peer.training.adapter import halve
 
@@ -217,7 +228,11 @@ def _stepper(settings: TrainerSettings, ranks: Ranks) -> tuple[FlatModel, step.S
         if precision == "bf16":
             halve(module)
     end = spec.data.document_end
-    model = FlatModel(module, device, compile=spec.training.compile, document_end=end)
+    context = SplitContext(ranks) if ranks.divide_sequences else None
+    compiles = spec.training.compile
+    model = FlatModel(module, device, compile=compiles, document_end=end, context=context)
+    if ranks.divide_sequences:
+        model.notes.append(f"each sequence is divided between {ranks.count} processes")
     if settings.checkpoint_activations:
         recompute_layers(module)
     optimizer = inner_optimizer(model, spec.optimizer, precision, ranks)
@@ -226,7 +241,8 @@ def _stepper(settings: TrainerSettings, ranks: Ranks) -> tuple[FlatModel, step.S
 
 
 def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, model: FlatModel) -> int:
-    share = -(-spec.training.batch_size // settings.ranks)
+    apart = 1 if settings.divide_sequences else settings.ranks  # how many sequences at a time
+    share = -(-spec.training.batch_size // apart)
     start = step.starting_micro_batch(spec.training.micro_batch, share, settings.micro_batch_cap)
     if model.device.type != "cpu" or spec.training.micro_batch != "auto":
         return start
@@ -234,7 +250,7 @@ def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, model: FlatMode
 
     def fitting() -> int:
         each = sequence_memory(spec, recomputes=recomputes)
-        return step.cpu_micro_batch(start, each * settings.ranks)
+        return step.cpu_micro_batch(start, each * apart)
 
     if not (fits := fitting()) and (recomputes := model.recompute() or recomputes):
         fits = fitting()

@@ -3,7 +3,8 @@
 Theory (arXiv 1910.02054). Each rank has all weights and all gradients, and the optimizer's moments
 of its own span of the flat vector alone. A step:
 
-    backward on the rank's own sequences        weighed by targets, so shares may be unequal
+    backward on the rank's own sequences        weighed by targets, so shares may be unequal; or
+                                                on its part of each (context.py)
     reduce                                      the sum of a span's gradients goes to its rank
     clip                                        by the norm of all spans
     optimizer on the own span
@@ -48,17 +49,25 @@ class RankOrder(IntEnum):
     FORGET = auto()
     GIVE_MOMENTS = auto()
     TAKE_MOMENTS = auto()
+    SCORE = auto()
 
 
 class Ranks:
-    """The ranks as one of them sees them; one alone says nothing to anybody."""
+    """The ranks as one of them sees them; one alone says nothing to anybody.
 
-    def __init__(self, rank: int = 0, count: int = 1) -> None:
+    Attributes:
+        divide_sequences: whether each has a part of every sequence, and not some sequences.
+    """
+
+    def __init__(self, rank: int = 0, count: int = 1, *, divide_sequences: bool = False) -> None:
         self.rank, self.count = rank, count
+        self.divide_sequences = divide_sequences and count > 1
         self._apart = count == 1
 
     @classmethod
-    def join(cls, rank: int, count: int, device: torch.device, store_fd: int) -> Self:
+    def join(
+        cls, rank: int, count: int, device: torch.device, store_fd: int, *, divide_sequences: bool
+    ) -> Self:
         """Meet the others; the descriptor is of memory that all have."""
         # Whoever reaches these ports could write gradients: only this machine does.
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
@@ -73,7 +82,7 @@ class Ranks:
             world_size=count,
             timeout=FOREVER,
         )
-        ranks = cls(rank, count)
+        ranks = cls(rank, count, divide_sequences=divide_sequences)
         ranks.sum(torch.zeros(1, device=device))  # takes what memory collectives need
         return ranks
 
@@ -103,6 +112,8 @@ class Ranks:
     def deal(self, blocks_BT: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Our share of the sequences that rank 0 has; the array of others is filled."""
         self.spread(torch.from_numpy(blocks_BT))
+        if self.divide_sequences:
+            return blocks_BT  # the model takes its part of each
         return np.array_split(blocks_BT, self.count)[self.rank]
 
     # --- collectives ------------------------------------------------------------------------------
@@ -125,6 +136,19 @@ class Ranks:
             with _noticed():
                 distributed.all_reduce(found, distributed.ReduceOp.MIN)
         return int(found)
+
+    def swap(self, own: torch.Tensor, cut: int, join: int) -> torch.Tensor:
+        """Cut along one dimension, a piece for each rank; join what all have for us along another.
+
+        Apart, what would be sent stands for what would come, which is as large.
+        """
+        sent = torch.stack(own.chunk(self.count, dim=cut))
+        came = sent
+        if not self._apart:
+            came = torch.empty_like(sent)
+            with _noticed():
+                distributed.all_to_all_single(came, sent)
+        return torch.cat(came.unbind(), dim=join)
 
     def reduce(self, vector_P: torch.Tensor, spans: Sequence[slice]) -> None:
         """Sum each span, for its rank; what others have there is then of no use."""

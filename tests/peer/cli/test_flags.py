@@ -47,6 +47,7 @@ PEER_OPTIONS = [
     "--overlap-steps",
     "--price-per-hour",
     "--relay-mbps",
+    "--split-context",
     "--threads",
     "--track",
     "--expert",

@@ -49,19 +49,31 @@ def corpus(tmp_path_factory):
     return prepare_corpus(spec, folder / "cache").folder
 
 
-def _settings(corpus, ranks, optimizer="adamw", batch_size=8, moments="fp32", **sync):
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads": 2}
+
+
+def _settings(
+    corpus, ranks, optimizer="adamw", batch_size=8, moments="fp32", sizes=SIZES, split=False
+):
     spec = RunSpec(
-        model=ModelSection(hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2),
+        model=ModelSection(**sizes),
         data=DataSection(validation_blocks=4),
         optimizer=OptimizerSection(
             name=optimizer, warmup_steps=0, learning_rate=1e-3, moments=moments
         ),
         training=TrainingSection(batch_size=batch_size),
-        sync=SyncSection(inner_steps=STEPS, **sync),
+        sync=SyncSection(inner_steps=STEPS),
     )
     devices = ("cpu",) * ranks if ranks > 1 else ()
     return TrainerSettings(
-        spec.to_bytes(), "me", str(corpus), 256, device="cpu", threads=ranks, devices=devices
+        spec.to_bytes(),
+        "me",
+        str(corpus),
+        256,
+        device="cpu",
+        threads=ranks,
+        devices=devices,
+        split_context=split,
     )
 
 
@@ -94,9 +106,11 @@ async def _trained(trainer, round_, position=0):
 
 
 async def _life(settings, folder):
-    """A round, a merge, another round: losses, what is kept after each, and what was sent."""
+    """A round, a merge, a validation, another round: losses, what is kept, and what was sent."""
     async with _trainer(settings) as (trainer, slow):
-        assert (await _next(trainer, Ready)).ranks == settings.ranks
+        ready = await _next(trainer, Ready)
+        assert ready.ranks == settings.ranks
+        assert any("is divided" in note for note in ready.notes) == settings.divide_sequences
         await trainer.send(Load())
         closed = await _trained(trainer, 0)
         first = await _kept(trainer, folder / f"by-{settings.ranks}")
@@ -104,9 +118,9 @@ async def _life(settings, folder):
         slow.array[:] *= 0.9
         await trainer.send(Merge(0, 0, ONE_CHUNK, ()))
         await _next(trainer, FragmentMerged)
-        again = await _trained(trainer, 1, closed.position)
-        await trainer.send(Evaluate(1))
+        await trainer.send(Evaluate(0))
         loss = (await _next(trainer, Evaluated)).loss
+        again = await _trained(trainer, 1, closed.position)
         second = await _kept(trainer, folder / "second")
         return (closed.loss, again.loss, loss), first, second, codes
 
@@ -142,6 +156,38 @@ async def test_several_train_as_one(corpus, tmp_path, optimizer, ranks, batch_si
     swapped = [await _gone_on(*each) for each in zip(settings, (by_several, by_one), strict=True)]
     _assert_near(*swapped)
     assert torch.linalg.vector_norm(swapped[0]["fast"] - several[1]["fast"]) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("family", "optimizer", "ranks", "batch_size"),
+    [("llama", "adamw", 2, 4), ("gemma3_text", "muon", 3, 2)],
+)
+async def test_several_that_divide_sequences_train_as_one(
+    corpus, tmp_path, family, optimizer, ranks, batch_size
+):
+    """With fewer sequences than ranks too; the validation loss is that of whole sequences."""
+    sizes = {**SIZES, "family": family, "hidden_size": 36, "num_heads": 6, "num_kv_heads": 2}
+    one, several = [
+        await _life(_settings(corpus, n, optimizer, batch_size, sizes=sizes, split=True), tmp_path)
+        for n in (1, ranks)
+    ]
+    np.testing.assert_allclose(one[0], several[0], rtol=1e-5)
+    _assert_near(one[1], several[1])
+    _assert_near(one[2], several[2], 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"num_heads": 4}, "4 heads of attention cannot be divided by 3"),
+        ({"family": "mixtral", "num_heads": 6, "hidden_size": 36}, "a mixture of experts"),
+    ],
+)
+async def test_what_cannot_be_divided_is_refused(corpus, more, why):
+    async with _trainer(_settings(corpus, 3, sizes=SIZES | more, split=True)) as (trainer, _):
+        failed = await trainer.receive()
+        assert (failed.reason, failed.detail[:17]) == ("unusable", "--split-context: ")
+        assert why in failed.detail
 
 
 async def test_several_keep_coarse_moments_and_one_takes_them_over(corpus, tmp_path):
