@@ -3,7 +3,7 @@
 For 1, 2 and 4 processes: a real peer (`loco-peer start --gpus N --device cpu`) founds a run and
 trains a while alone; then a real peer of one process joins, and they average. So each row has
 
-  s per step     of the peer alone, the median of its rounds
+  s per step     of the peer alone, the median of its rounds; and processor seconds of all its ranks
   MB per rank    of its trainer's processes while it trains alone: RSS, each page in full; PSS, what
                  processes share in proportion; private, which nobody shares
   sent           bytes that the peer writes to its streams for one average, the median: the vector's
@@ -71,17 +71,23 @@ async def row_of(spec: RunSpec, ranks: int) -> Row:
         run_toml.write_text(to_toml(spec))
         async with open_peers(folder) as peers:
             box = await peers.start("box", ["start", str(run_toml), *box_options], ranks)
-            closed = await _events(box, EventName.ROUND_CLOSED, ALONE_ROUNDS)
-            held = [_held(each) for each in _trainers(box)]
-            assert len(held) == ranks, f"{len(held)} processes train in place of {ranks}"
+            first = await _events(box, EventName.ROUND_CLOSED, 1)
+            trainers = list(_trainers(box))
+            assert len(trainers) == ranks, f"{len(trainers)} processes train in place of {ranks}"
+            spent_s = _spent_s(trainers)
+            closed = await _events(box, EventName.ROUND_CLOSED, len(first) + ALONE_ROUNDS)
+            spent_s = _spent_s(trainers) - spent_s
+            held = [_held(each) for each in trainers]
             address = box.ready["addresses"][-1]
             await peers.start("other", ["join", "--bootstrap", address])
             sent = await _sent_each(box)
-    steps_s = [each["seconds"] / each["steps"] for each in closed[1:]]
+    measured = closed[len(first) :]
+    steps_s = [each["seconds"] / each["steps"] for each in measured]
     return {
         "parameters": box.events.parameters,
         "ranks": ranks,
         "s per step": statistics.median(steps_s),
+        "processor s": spent_s / sum(each["steps"] for each in measured),
         "RSS, MB per rank": _mean_mb([each.rss for each in held]),
         "PSS": _mean_mb([each.pss for each in held]),
         "private": _mean_mb([each.private for each in held]),
@@ -128,6 +134,11 @@ def _trainers(peer: RunningPeer) -> Iterator[psutil.Process]:
     for each in psutil.Process(peer.process.pid).children(recursive=True):
         if TRAINER in each.cmdline():
             yield each
+
+
+def _spent_s(processes: Sequence[psutil.Process]) -> float:
+    """Processor time of all so far."""
+    return sum(sum(each.cpu_times()[:2]) for each in processes)
 
 
 def _held(process: psutil.Process) -> Held:
