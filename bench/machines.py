@@ -37,8 +37,8 @@ from .real_peers import read_events
 from .report import Goal, Report, Row, options
 
 TRAINER: Final = "peer.training.child"
-ALONE_ROUNDS: Final = 6
-AVERAGES: Final = 5
+ALONE_ROUNDS: Final = 4
+AVERAGES: Final = 3
 SAME: Final = 1.001
 """Messages hold numbers, whose digits are more or fewer; a vector sent twice would be 2."""
 POLL_S: Final = 0.5
@@ -155,7 +155,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--millions", type=int, choices=list(SIZES), help="in place of the demo's")
-    parser.add_argument("--inner-steps", type=int, default=20)
+    parser.add_argument("--inner-steps", type=int, default=4)
     parser.add_argument("--commit", help="that is measured, for the file")
     chosen = parser.parse_args()
     spec = spec_of(chosen.millions, chosen.inner_steps)
