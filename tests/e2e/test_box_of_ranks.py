@@ -98,8 +98,8 @@ def test_boxes_of_one_and_three_average_with_one_alone_and_one_loses_a_rank(own:
     all_with_each_other(peers)
     box = peers[-1]
     closed = box.events(EventName.ROUND_CLOSED)[-1]
-    again = box.events().index(kill_a_rank(box, 3))
-    first = box.wait_event(EventName.ROUND_CLOSED, START_S, after=again)
+    again = kill_a_rank(box, 3)
+    first = box.wait_event(EventName.ROUND_CLOSED, START_S, after=box.events().index(again))
     assert first["round"] > closed["round"]
     assert first["step"] > closed["step"]  # so what is lost is of the round that was under way
     all_with_each_other(peers)
