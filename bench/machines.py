@@ -103,7 +103,7 @@ async def _sent_each(peer: RunningPeer) -> list[int]:
     quiet: list[tuple[int, int]] = []
     before = (0, 0)
     with trio.fail_after(LIMIT_S):
-        while len(each := _one_apart(quiet)) < AVERAGES:
+        while len(each := one_apart(quiet)) < AVERAGES:
             await trio.sleep(POLL_S)
             reading = await peer.read()
             averaged = reading.status.outcomes.averaged if reading.status else 0
@@ -114,7 +114,7 @@ async def _sent_each(peer: RunningPeer) -> list[int]:
     return each
 
 
-def _one_apart(quiet: Sequence[tuple[int, int]]) -> list[int]:
+def one_apart(quiet: Sequence[tuple[int, int]]) -> list[int]:
     return [sent - less for (n, less), (m, sent) in pairwise(quiet) if m == n + 1]
 
 
