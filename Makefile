@@ -7,6 +7,7 @@ STAMP     := $(VENV)/.installed
 PIP       := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 OUT       ?= demo-run
 METHOD    ?= noloco
+BOX       ?= 1
 PYTEST    ?=
 # Files that `test` leaves out: options of pytest (.ci/run).
 WITHOUT   ?=
@@ -83,8 +84,8 @@ docs: env  ## The documentation as a site, in build/site; a broken link ends it
 	@PYTHONPATH=. $(BIN)/python tests/cli_reference.py
 	@$(BIN)/python -m zensical build --clean --strict
 
-demo: env  ## Four peers and a lone one train a small model on this machine; OUT=DIR says where, METHOD=diloco, pipeline or experts how
-	@$(BIN)/python -m demo --out "$(OUT)" --method "$(METHOD)"
+demo: env  ## Four peers and a lone one train a small model on this machine; OUT=DIR says where, METHOD=diloco, pipeline or experts how, BOX=2 in how many processes the last peer trains
+	@$(BIN)/python -m demo --out "$(OUT)" --method "$(METHOD)" --box "$(BOX)"
 
 bench: env  ## All measurements, some minutes each; BENCHES="codec latency" chooses, FULL=1 takes the long settings
 	@mkdir -p "$(RESULTS)"

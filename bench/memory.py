@@ -84,7 +84,11 @@ class Size:
         return OF_PARAMETERS * 4 * self.parameters + BESIDE_BYTES
 
 
-SIZES: Final = {64: Size(768, 2048, 9, 12), 256: Size(1280, 3456, 13, 20)}
+SIZES: Final = {
+    13: Size(512, 1376, 4, 8),
+    64: Size(768, 2048, 9, 12),
+    256: Size(1280, 3456, 13, 20),
+}
 """Sizes by millions of parameters."""
 
 

@@ -16,7 +16,7 @@ from protocol.errors import leaves
 from .experts import METHOD as EXPERTS
 from .experts import ExpertsSummary, play_experts
 from .folder import FolderRefused, demo_folder
-from .plan import METHODS, Plan
+from .plan import BOX_METHODS, METHODS, Plan
 from .play import PICTURE, SUMMARY, play
 from .processes import PeerFailed
 from .summary import Summary
@@ -57,8 +57,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="inner steps of the swarm's run")
     parser.add_argument("--method", choices=(*METHODS, EXPERTS), default=METHODS[0])
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N, for all peers")
+    told = "processes in which the fourth peer trains, like a machine with so many GPUs"
+    parser.add_argument("--box", type=int, default=1, metavar="N", help=told)
     parser.add_argument("--json", action="store_true", help="print summary.json on stdout")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.box > 1 and options.method not in BOX_METHODS:
+        parser.error(f"--box: with {' or '.join(BOX_METHODS)} alone, not with {options.method}")
+    return options
 
 
 async def _until_signalled(options: argparse.Namespace) -> ExitCode:
@@ -88,7 +93,8 @@ async def _show(options: argparse.Namespace) -> Summary | ExpertsSummary:
             summary = await play_experts(seed, steps, device, out, view)
             picture = ""
         else:
-            summary = await play(Plan(seed, steps, options.method, device), out, view)
+            plan = Plan(seed, steps, options.method, device, options.box)
+            summary = await play(plan, out, view)
             picture = f"losses: {out / PICTURE}  "
         for line in summary.describe():
             view.say(line)

@@ -40,6 +40,8 @@ DILOCO: Final = {
 (docs/log.md). A fragment's trip takes one or two steps where four trainers share two cores."""
 PIPELINE: Final = {"stages": 2}
 """Two data peers and two relays."""
+BOX_METHODS: Final = ("noloco", "diloco")
+"""Methods by which a peer of several processes averages; a stage of a pipeline is one's."""
 MICRO_BATCH: Final = 4
 """Sequences of a microbatch: two of them are a step's batch, so one travels while one computes."""
 
@@ -53,12 +55,18 @@ class Plan:
         steps: nominal inner steps of the swarm's run; None are the method's.
         method: how the swarm averages; `pipeline` averages in pairs, stage by stage.
         device: that all peers compute on.
+        box: processes in which the last peer trains, as a machine with so many GPUs does.
     """
 
     seed: int = 0
     steps: int | None = None
     method: str = METHODS[0]
     device: str = "cpu"
+    box: int = 1
+
+    def options_of(self, number: int) -> list[str]:
+        """What the peer of this number is told beside what all are told."""
+        return ["--gpus", str(self.box)] if self.box > 1 and number == PEERS else []
 
     @property
     def total_steps(self) -> int:

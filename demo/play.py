@@ -52,7 +52,8 @@ async def _train_swarm(
         hint = f"join from another shell:  {join_line(address)}"
         async with trio.open_nursery() as nursery:
             for number in range(2, PEERS + 1):
-                nursery.start_soon(_join, peers, f"peer-{number}", address, swarm)
+                join = ["join", "--bootstrap", address, *plan.options_of(number)]
+                nursery.start_soon(_join, peers, f"peer-{number}", join, swarm)
             readings = await watch(
                 "four peers", swarm, PEERS, spec.training.total_steps, view, hint
             )
@@ -61,8 +62,8 @@ async def _train_swarm(
     return swarm, [_finished(*each) for each in zip(readings, swarm, strict=True)]
 
 
-async def _join(peers: Peers, name: str, address: str, swarm: list[RunningPeer]) -> None:
-    swarm.append(await peers.start(name, ["join", "--bootstrap", address]))
+async def _join(peers: Peers, name: str, command: Sequence[str], swarm: list[RunningPeer]) -> None:
+    swarm.append(await peers.start(name, command))
 
 
 async def train_alone(

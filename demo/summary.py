@@ -27,6 +27,7 @@ class Finished:
             sends.
         parameters: of the part of the model that it holds.
         has_data: whether it trains on data of its own; a relay of a pipeline does not.
+        ranks: processes that it trains in.
     """
 
     peer_id: str
@@ -39,6 +40,7 @@ class Finished:
     validation_loss: float
     averaging_bytes: int
     total_bytes: int
+    ranks: int = 1
 
 
 def finished(reading: Reading, parameters: int) -> Finished:
@@ -58,6 +60,7 @@ def finished(reading: Reading, parameters: int) -> Finished:
         validation_loss=status.validation_loss,
         averaging_bytes=reading.carried.averaging_bytes,
         total_bytes=reading.carried.total_bytes,
+        ranks=status.ranks or 1,
     )
 
 
@@ -134,6 +137,7 @@ class Summary:
                 {
                     "peer_id": peer.peer_id,
                     "has_data": peer.has_data,
+                    "ranks": peer.ranks,
                     "rounds": peer.rounds,
                     "tokens": peer.tokens,
                     "validation_loss": peer.validation_loss,
@@ -192,4 +196,5 @@ class Summary:
 
 
 def _line(name: str, peer: Finished) -> str:
-    return f"{name:16} {peer.validation_loss:16.4f} {peer.tokens:12,} {peer.rounds:8,}"
+    box = f"  in {peer.ranks} processes" if peer.ranks > 1 else ""
+    return f"{name:16} {peer.validation_loss:16.4f} {peer.tokens:12,} {peer.rounds:8,}{box}"

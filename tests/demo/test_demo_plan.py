@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from demo.plan import INNER_STEPS, METHODS, Plan, to_toml, whole_rounds
+from demo.__main__ import main
+from demo.plan import INNER_STEPS, METHODS, PEERS, Plan, to_toml, whole_rounds
 from protocol.fragment.fragments import fragments_of_run
 from protocol.run.layout import Layout
 from protocol.run.run_spec import parse_toml
@@ -43,6 +44,22 @@ def test_the_outer_step_of_one_peer_alone_changes_nothing():
 def test_specs_survive_the_file(plan):
     for spec in (plan.swarm_spec(), plan.lone_spec(30_000)):
         assert parse_toml(to_toml(spec)) == spec
+
+
+def test_the_last_peer_alone_is_a_box():
+    numbers = range(1, PEERS + 1)
+    told = [Plan(box=3).options_of(number) for number in numbers]
+    assert told == [[], [], [], ["--gpus", "3"]]
+    assert not any(Plan().options_of(number) for number in numbers)
+
+
+def test_a_box_in_a_pipeline_is_refused(tmp_path, monkeypatch, capsys):
+    out = ["--out", str(tmp_path / "out")]
+    monkeypatch.setattr("sys.argv", ["demo", *out, "--method", "pipeline", "--box", "2"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "--box: with noloco or diloco alone, not with pipeline" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_round_of_fragments_is_sent_in_as_many_parts():

@@ -18,6 +18,7 @@ def test_summary_json_has_these_keys_and_no_others():
     assert tree["peers"][0] == {
         "peer_id": "a",
         "has_data": True,
+        "ranks": 1,
         "rounds": 82,
         "tokens": 800_000,
         "validation_loss": 1.8,

@@ -82,15 +82,17 @@ def read_until(process, word):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", list(STEPS))
-def test_a_small_demo_ends_with_its_summary(tmp_path, method):
+@pytest.mark.parametrize(("method", "box"), [("noloco", 2), *((each, 1) for each in STEPS)])
+def test_a_small_demo_ends_with_its_summary(tmp_path, method, box):
     out = tmp_path / "out"
-    with started_demo(out, "--method", method, steps=STEPS[method]) as (process, mark):
+    options = ["--method", method, "--box", str(box)]
+    with started_demo(out, *options, steps=STEPS[method]) as (process, mark):
         said, _ = process.communicate(timeout=RUN_TIMEOUT_S)
         assert marked(mark) == []
     summary = json.loads((out / "summary.json").read_text())
     peers, alone, outcomes = summary["peers"], summary["alone"], summary["outcomes"]
     assert len({peer["peer_id"] for peer in peers}) == 4
+    assert [peer["ranks"] for peer in peers] == [1, 1, 1, box]
     assert all(peer["rounds"] > 0 and peer["tokens"] > 0 for peer in peers)
     losses = [peer["validation_loss"] for peer in peers]
     for loss in (*losses, alone["validation_loss"]):
