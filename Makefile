@@ -93,8 +93,8 @@ bench: env  ## All measurements, some minutes each; BENCHES="codec latency" choo
 	  $(BIN)/python -m bench.$$name $(if $(FULL),--full) --json "$(RESULTS)/$$name.json"; \
 	done
 
-gpu: env  ## What a CUDA card does here: its tests, tokens/s and MFU, Muon, peers; RESULTS=DIR says where
-	@$(BIN)/python -m bench.gpu --out "$(RESULTS)/gpu" tests speed noloco box
+gpu: env  ## What a CUDA card does here: its tests, tokens/s and MFU, memory, Muon, peers; RESULTS=DIR says where
+	@$(BIN)/python -m bench.gpu --out "$(RESULTS)/gpu" tests speed memory noloco box
 
 dist: env  ## Source distribution and wheel, in dist/
 	@rm -rf build dist

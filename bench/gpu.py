@@ -6,6 +6,7 @@ Parts, each of a minute or three, in this order:
 
     tests     those that need a GPU
     speed     bench.throughput of `125m`: AdamW and Muon, plain and compiled
+    memory    bench.gpu_loop of `125m` and `1b`: compiled, computed again, adapters
     codec     bench.codec
     noloco    three real peers on this one card train `125m`: one alone, two join, one of them is
               killed and comes back, one is exported
@@ -14,7 +15,7 @@ Parts, each of a minute or three, in this order:
               there is one
     demo      `python -m demo --method pipeline`
 
-`make gpu` runs tests, speed, noloco and box. Without a card it ends with one sentence and code 2.
+`make gpu` runs tests, speed, memory, noloco and box. Without a card it ends with one sentence and code 2.
 
 Their text is the Python source of this environment, their tokenizer is made of it: nothing is
 downloaded. What commands say is in FOLDER/PART.log, their figures in FOLDER/*.json, what peers did
@@ -64,6 +65,14 @@ AVERAGED: Final = {"noloco": "RoundAveraged", "diloco": "FragmentReturned"}
 BOX: Final = "box"
 WRONG_USAGE: Final = 2
 LIBRARIES: Final = ("loco-peer", "torch", "transformers", "hivemind", "numpy")
+LOOPS: Final = (
+    "--preset 125m",
+    "--preset 125m --sequences 32 --compile",
+    "--preset 1b --sequences 4 --batch 16",
+    "--preset 1b --sequences 8 --batch 16 --recompute",
+    "--preset 1b --sequences 4 --batch 16 --lora",
+)
+"""Settings of bench.gpu_loop."""
 GPU_TESTS: Final = ("tests/numerics", "tests/peer/codec/test_codecs.py")
 
 
@@ -72,6 +81,8 @@ def commands(part: str, options: argparse.Namespace) -> list[list[str]]:
     out, device = str(options.out), options.device
     if part == "tests":
         return [["pytest", "-q", "-p", "no:cacheprovider", "-k", "cuda or gpu", *GPU_TESTS]]
+    if part == "memory":
+        return [["bench.gpu_loop", "--device", device, *loop.split()] for loop in LOOPS]
     if part == "codec":
         return [["bench.codec", "--json", f"{out}/codec.json"]]
     if part == "demo":
@@ -235,7 +246,7 @@ def _said(command: Sequence[str]) -> str:
 
 def main() -> None:
     """Run the parts, one after the other."""
-    parts = ("tests", "speed", "codec", "noloco", "diloco", BOX, "demo")
+    parts = ("tests", "speed", "memory", "codec", "noloco", "diloco", BOX, "demo")
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(parts))
     parser.add_argument("--out", type=Path, required=True, help="folder, which must not exist")

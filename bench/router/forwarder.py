@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -144,7 +145,8 @@ class Forwarder:
 def main() -> None:
     """Hand packets on for the hosts in these namespaces."""
     tree: dict[str, Any] = json.loads(sys.argv[1])
-    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
+    with suppress(PermissionError):  # some machines refuse it to root, too; `late_s` tells more
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
     devices = [open_tun(namespace) for namespace in sys.argv[2:]]
     print("{}", flush=True)
     Forwarder(LinkTable.from_json(tree), devices).run()

@@ -341,9 +341,9 @@ class PlainCodec(Codec):
 
     def _encode(self, x_P: torch.Tensor, codes: torch.Tensor) -> None:
         out = codes.view(self.dtype)
-        for start in range(0, x_P.numel(), TILE):
-            tile = out[start : start + TILE]
-            tile.copy_(x_P[start : start + TILE])
+        for start, end in _tiles(x_P):
+            tile = out[start:end]
+            tile.copy_(x_P[start:end])
             if not _in_range(tile):
                 raise ValueError(NOT_FINITE)
 

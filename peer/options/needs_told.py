@@ -190,8 +190,8 @@ def _memory(needs: Needs) -> Iterator[str]:
     )
     if needs.most_sequences > needs.sequences:
         yield (
-            f"        each further one {size_text(needs.sequence)}; 'auto' takes what fits, up to"
-            f" {needs.most_sequences}"
+            f"        each further one {size_text(needs.gpu_sequence)} of the GPU, or"
+            f" {size_text(needs.sequence)}; 'auto' takes what fits, up to {needs.most_sequences}"
         )
 
 

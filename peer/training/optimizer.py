@@ -337,18 +337,19 @@ class Muon(torch.optim.Muon):
         kept = [self._buffer(parameter) for parameter in parameters]
         buffers = [buffer.float() for buffer in kept]  # themselves, where they are fp32
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
-        looked_ahead = torch._foreach_lerp(gradients, buffers, group["momentum"])
+        torch._foreach_lerp_(gradients, buffers, group["momentum"])  # zeroed after the step anyway
         for buffer, exact in zip(kept, buffers, strict=True):
             buffer.copy_(exact)  # nothing, where they are the same
-        several = len(parameters) > 1
-        matrices = torch.stack(looked_ahead) if several else looked_ahead[0]
+        first = gradients[0]
+        matrices = torch.empty(len(gradients), *first.shape, dtype=self.dtype, device=first.device)
+        torch._foreach_copy_(matrices.unbind(), gradients)
         settings = group["ns_coefficients"], group["ns_steps"], group["eps"]
-        made = orthogonalised(matrices.to(self.dtype), *settings).to(matrices.dtype)
-        updates = made.unbind() if several else (made,)
+        made = orthogonalised(matrices if len(gradients) > 1 else matrices[0], *settings)
+        torch._foreach_copy_(gradients, made.view_as(matrices).unbind())
         rate = group["lr"]
         torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
         factor = scale(parameters[0].shape, group["adjust_lr_fn"])
-        torch._foreach_add_(parameters, updates, alpha=-rate * factor)
+        torch._foreach_add_(parameters, gradients, alpha=-rate * factor)
 
     def _buffer(self, parameter: torch.Tensor) -> torch.Tensor:
         state = self.state[parameter]

@@ -12,7 +12,8 @@ its share of a pipeline):
     line       one vector of codes for each average; with rounds by the line what fills the line
 
 The constants fit the memory of three runs on a CPU, and a fourth came within a tenth
-(docs/planning.md). On one GPU, in bf16, the estimate was 1.5 times too high.
+(docs/planning.md). Those of a GPU, in bf16, fit two models on an H100 within a tenth; with layers
+computed again they are up to 1.5 times too high (docs/results/gpu.md).
 
 Training state is counted in fp32: weights, gradient and two moments of each parameter, the moments
 as `optimizer.moments` says; Muon keeps one of the matrices of the blocks. Figures of the disk are
@@ -36,8 +37,10 @@ USUAL_VOCABULARY: Final = 50_257
 FP32_BYTES: Final = 4
 BF16_BYTES: Final = 2
 _BYTES_PER_HIDDEN_VALUE: Final = 24 * 4
-"""Activations kept per layer, token and hidden value in fp32, roughly."""
+_GPU_BYTES_PER_HIDDEN_VALUE: Final = 36
+"""Activations kept per layer, token and hidden value, roughly; a GPU computes in bf16."""
 _BYTES_PER_LOGIT: Final = 12
+_GPU_BYTES_PER_LOGIT: Final = 9
 WHOLE_LOGITS_VOCABULARY: Final = 1 << 16
 """Tokens of a vocabulary up to which a step makes whole logits; beyond, those of a few tokens."""
 MOST_LOGITS: Final = 1 << 26
@@ -165,8 +168,8 @@ TRAINER_BYTES: Final = 360 << 20
 """Interpreter, libraries and p2pd, measured on a CPU; pages that are shared count once."""
 CUDA_BYTES: Final = 2 << 30
 """Memory of the host for CUDA's libraries; a guess that fitted one GPU's host to a tenth."""
-CUDA_CONTEXT_BYTES: Final = 600 << 20
-"""Memory of the GPU before anything is put there; a guess, too."""
+CUDA_CONTEXT_BYTES: Final = 800 << 20
+"""Memory of a GPU that torch's allocator does not count: measured on an H100."""
 WITH_BACKWARD: Final = 1.5
 """Peak memory of a sequence, over what is kept of it for the backward pass."""
 TOKEN_BYTES: Final = 8
@@ -184,7 +187,8 @@ class Needs:
         cpu_memory: without a GPU; it and `gpu_memory` are for `sequences` at a time.
         sequences: that go through the model at once: the spec's, or one where that is 'auto'.
         most_sequences: that 'auto' comes to, where there is room.
-        sequence: each further one.
+        sequence: each further one, without a GPU.
+        gpu_sequence: the same of a GPU.
         host_memory: beside a GPU; the base of adapters is read there first.
         disk: at most, without the corpus.
         tokens_per_peer: of one that trains from beginning to end at the run's pace.
@@ -199,6 +203,7 @@ class Needs:
     sequences: int
     most_sequences: int
     sequence: int
+    gpu_sequence: int
     host_memory: int
     disk: int
     tokens_per_peer: int
@@ -245,15 +250,20 @@ def needs_of(
     state += _head_gradients(spec)
     tokens = TOKEN_BYTES * spec.model.context_length
     tokens *= spec.training.batch_size + spec.data.validation_blocks
-    each = int(sequence_memory(spec, recomputes=recomputes) * WITH_BACKWARD) // stages
+    in_bf16 = spec.training.precision != "fp32"
+    each, gpu_each = (
+        int(sequence_memory(spec, recomputes=recomputes, in_bf16=gpu) * WITH_BACKWARD) // stages
+        for gpu in (False, in_bf16)
+    )
     least, most = _at_once(spec)
     return Needs(
         whole,
         daemon + TRAINER_BYTES + state + tokens + each * least,
-        CUDA_CONTEXT_BYTES + state + each * least,
+        CUDA_CONTEXT_BYTES + state + gpu_each * least,
         least,
         most,
         each,
+        gpu_each,
         daemon + CUDA_BYTES + tokens + base,
         disk_needs(part, checkpoint_keep, checkpoint_max_bytes).total_bytes,
         spec.total_rounds * spec.sync.round_steps * spec.tokens_per_step,
@@ -269,22 +279,21 @@ def has_momentum(spec: RunSpec) -> bool:
     return spec.sync.alpha > 0
 
 
-def sequence_memory(spec: RunSpec, *, recomputes: bool = False) -> int:
-    """Rough memory of one sequence's activations and logits, as fp32 would have them.
+def sequence_memory(spec: RunSpec, *, recomputes: bool = False, in_bf16: bool = False) -> int:
+    """Rough memory of one sequence's activations and logits, in fp32 or as a GPU in bf16.
 
     Half of what a layer keeps is the feed-forward's, once for each expert of a token. Of layers
     that are computed again the inputs are kept, and at a time one layer's whole.
     """
     decoder = _decoder(spec)
-    kept, layers = (
-        _BYTES_PER_HIDDEN_VALUE * (1 + decoder.experts_per_token) // 2,
-        decoder.num_hidden_layers,
-    )
+    value = _GPU_BYTES_PER_HIDDEN_VALUE if in_bf16 else _BYTES_PER_HIDDEN_VALUE
+    kept, layers = value * (1 + decoder.experts_per_token) // 2, decoder.num_hidden_layers
     values = decoder.hidden_size * (layers * FP32_BYTES + kept if recomputes else layers * kept)
     logits = spec.model.context_length * decoder.vocab_size
     if _takes_few_logits(spec):
         logits = min(logits, MOST_LOGITS)
-    return spec.model.context_length * values + logits * _BYTES_PER_LOGIT
+    logit = _GPU_BYTES_PER_LOGIT if in_bf16 else _BYTES_PER_LOGIT
+    return spec.model.context_length * values + logits * logit
 
 
 def _takes_few_logits(spec: RunSpec) -> bool:

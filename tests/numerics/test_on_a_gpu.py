@@ -84,6 +84,7 @@ def test_a_full_gpu_halves_the_micro_batch():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # inductor's
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # this is in fp32
 def test_compiled_it_has_the_same_loss_and_gradient():
     losses, gradients = [], []
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, 32, (4, 9))).to(GPU)

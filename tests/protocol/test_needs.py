@@ -53,14 +53,29 @@ def test_coarse_moments_take_half_and_layers_computed_again_a_part():
         needs_module.needs_of(changed(), KEEP, recomputes=each) for each in (False, True)
     )
     assert again.sequence < whole.sequence / 2
-    assert whole.gpu_memory - again.gpu_memory == whole.sequence - again.sequence
+    assert whole.gpu_memory - again.gpu_memory == whole.gpu_sequence - again.gpu_sequence
 
 
 def test_a_micro_batch_that_is_set_takes_its_sequences_and_auto_begins_with_one():
     auto, eight = needs_of(changed()), needs_of(changed(training={"micro_batch": 8}))
     assert (auto.sequences, auto.most_sequences) == (1, 64)
     assert (eight.sequences, eight.most_sequences) == (8, 8)
-    assert eight.gpu_memory - auto.gpu_memory == 7 * auto.sequence
+    assert eight.gpu_memory - auto.gpu_memory == 7 * auto.gpu_sequence
+
+
+@pytest.mark.parametrize(
+    ("preset", "sequences", "measured_gb"),
+    [("125m", 8, 11.16), ("125m", 64, 75.46), ("1b", 1, 21.98), ("1b", 8, 65.20)],
+)
+def test_memory_of_a_gpu_is_what_one_took(preset, sequences, measured_gb):
+    """Peaks of torch's allocator on an H100, in bf16 with Muon; not compiled (results/gpu.md)."""
+    tree = preset_spec(preset).model_dump()
+    tree["training"]["micro_batch"] = sequences
+    needs = needs_of(RunSpec.model_validate(tree))
+    told = needs.gpu_memory - needs_module.CUDA_CONTEXT_BYTES
+    assert measured_gb * GB < told < 1.12 * measured_gb * GB, "and a copy for the average"
+    tree["training"]["precision"] = "fp32"
+    assert needs_of(RunSpec.model_validate(tree)).gpu_memory > needs.gpu_memory + sequences * GB
 
 
 def test_a_peer_with_a_stage_takes_its_share_of_the_model():

@@ -200,7 +200,8 @@ def test_a_corpus_that_is_frozen_shows_its_progress_in_a_terminal(tmp_path: Path
 
 @pytest.mark.slow
 def test_the_same_into_a_pipe_is_whole_lines_alone(tmp_path: Path) -> None:
-    written = written_by(freezing(tmp_path / "a", 2_500_000), os.pipe(), "starting the trainer")
-    assert re.search(r" preparing the data(: tokenising[^\n]*)?\n", written)
+    """Which of the two is told depends on the machine: what it does is looked at each second."""
+    told = r" (preparing the data(: tokenising[^\n]*)?|starting the trainer)\n"
+    written = written_by(freezing(tmp_path / "a", 500_000), os.pipe(), told)
     assert not {"\x1b", "\r"} & {*written}
     assert "so far" not in written
