@@ -15,7 +15,8 @@ Parts, each of a minute or three, in this order:
               there is one
     demo      `python -m demo --method pipeline`
 
-`make gpu` runs tests, speed, memory, noloco and box. Without a card it ends with one sentence and code 2.
+`make gpu` runs tests, speed, memory, noloco and box. Without a card it ends with one sentence and
+code 2.
 
 Their text is the Python source of this environment, their tokenizer is made of it: nothing is
 downloaded. What commands say is in FOLDER/PART.log, their figures in FOLDER/*.json, what peers did
