@@ -181,6 +181,7 @@ async def run_rivals(task: Task, network: RoutedNetwork) -> dict[str, Any]:
         "steps": steps,
         "batches": sum(steps) * batches,
         "averages": [each["sums"] for each in reports],
+        "summing_s": [each["summing_s"] for each in reports],
         "head_start_steps": [0 for _ in hosts],
         "router": router,
         **chosen[0],

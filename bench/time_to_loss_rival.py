@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,7 +67,7 @@ class Host:
         self._chosen: Answer = {}
         self._samples: list[Answer] = []
         self._steps = self._sums = 0
-        self._began_s = 0.0
+        self._began_s = self._summing_s = 0.0
 
     # --- before the clock begins ------------------------------------------------------------------
     async def prepare(self, question: Answer) -> Answer:
@@ -136,7 +137,12 @@ class Host:
 
     async def report(self, _: Answer) -> Answer:
         """What was done so far."""
-        return {"samples": self._samples, "steps": self._steps, "sums": self._sums}
+        return {
+            "samples": self._samples,
+            "steps": self._steps,
+            "sums": self._sums,
+            "summing_s": self._summing_s,
+        }
 
     def _run(self) -> None:
         torch.set_num_threads(1)  # which is each thread's own
@@ -163,7 +169,7 @@ class Host:
                 self._train_step(self._rate())
                 yield
             delta_P = slow_P - self._model.theta_P
-            dist.all_reduce(delta_P)
+            self._summing_s += self._seconds_of(partial(dist.all_reduce, delta_P))
             outer_step(slow_P, momentum_P, delta_P / self._task.hosts)
             self._model.theta_P.copy_(slow_P)
             self._sums += 1
