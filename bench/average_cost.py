@@ -48,7 +48,8 @@ ARMS: Final = (LONE, "2", "8", VALIDATED)
 LIGHT_CONTEXT: Final = 16
 """Tokens of the one sequence of a light step."""
 WARM_STEPS: Final = 4
-WARM_AVERAGES: Final = 3
+WARM_AVERAGES: Final = 40
+"""From about there on loops are compiled (peer/codec/compiled.py)."""
 MOST_OF_ROUND: Final = 0.05
 ROLES: Final = ("trainer", "daemon", "table", "p2pd")
 _MODULES: Final = {"peer.training.child": "trainer", "peer.network.table": "table"}

@@ -34,9 +34,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 COMPILED_FROM: Final = 4 * 1024 * 1024
 """Values of a vector from which on loading numba (about a second) is worth it: the plain path takes
 some 8 ms longer a round."""
-COMPILED_AFTER: Final = 2**30
-"""Values of shorter vectors after which it is worth it too: the plain path has taken a second longer
-by then, 60 averages of a million parameters."""
+COMPILED_AFTER: Final = 2**29
+"""Values of shorter vectors after which it is worth it too: the plain path has taken half a second
+longer by then, in 30 averages of a million parameters."""
 CHUNK_BLOCKS: Final = 8 * 1024
 """Blocks that a thread takes at once: 4 MB of fp32, which take far longer than handing over."""
 
