@@ -17,14 +17,13 @@ often as a peer allows itself.
 """
 
 import json
-import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +33,7 @@ from demo.plan import to_toml
 from peer.cli.new import preset_spec
 from protocol.run.run_spec import RunSpec
 
+from .gossip_links_real import commit_of
 from .real_peers import COMMAND, HERE, PeerFailed, RealPeer, has_averaged, started
 from .report import Goal, Report, Row, options
 
@@ -77,7 +77,8 @@ class Taken:
 
 def spec_of(arm: str, batch_size: int) -> RunSpec:
     tree = preset_spec("demo").model_dump()
-    steps: int | str = {LONE: NEVER, VALIDATED: 2, "auto": "auto"}.get(arm) or int(arm)
+    named: dict[str, int | str] = {LONE: NEVER, VALIDATED: 2, "auto": "auto"}
+    steps = named.get(arm) or int(arm)
     tree["sync"] |= {"inner_steps": steps, "validate_every": 1 if arm == VALIDATED else NEVER}
     tree["training"] |= {"total_steps": NEVER, "batch_size": batch_size}
     if batch_size == 1:
@@ -95,7 +96,7 @@ def role_of(process: psutil.Process) -> str | None:
 
 
 def stand_of(peer: RealPeer) -> Stand:
-    cpu_s: Counter[str] = Counter()
+    cpu_s = dict.fromkeys(ROLES, 0.0)
     for process in peer.family():
         with suppress(psutil.NoSuchProcess, IndexError):
             if (role := role_of(process)) is not None:
@@ -133,7 +134,7 @@ def measured(
         ]
         with started(peers, spec, lambda _: "127.0.0.1:0"):
             for peer in peers:
-                peer.wait_until(lambda peer=peer: _is_warm(peer, arm), "was warm", READY_S)
+                peer.wait_until(partial(_is_warm, peer, arm), "was warm", READY_S)
             before = [stand_of(peer) for peer in peers]
             time.sleep(seconds)
             taken = [taken_by(was, stand_of(peer)) for was, peer in zip(before, peers, strict=True)]
@@ -148,7 +149,7 @@ def measured(
 def _is_warm(peer: RealPeer, arm: str) -> bool:
     if arm != LONE:
         return has_averaged(peer, WARM_AVERAGES)
-    return peer.status()["step"] >= WARM_STEPS
+    return bool(peer.status()["step"] >= WARM_STEPS)
 
 
 def row_of(arm: str, taken: Taken, lone: Taken) -> Row:
@@ -206,7 +207,12 @@ def main() -> int:
     report = Report(
         "average_cost",
         f"Processor time of an average, {chosen.peers} peers of the demo's model",
-        {"peers": chosen.peers, "batch": chosen.batch, "seconds": chosen.seconds, "commit": _commit()},
+        {
+            "peers": chosen.peers,
+            "batch": chosen.batch,
+            "seconds": chosen.seconds,
+            "commit": commit_of(HERE),
+        },
         rows,
         [
             Goal(f"{row['arm']}: beside, of its round", row["beside, of its round"], at_most=0.05)
@@ -220,11 +226,6 @@ def main() -> int:
         with RESULTS.open("a") as file:
             file.write(json.dumps(line) + "\n")
     return 0
-
-
-def _commit() -> str:
-    said = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True)
-    return said.stdout.strip()
 
 
 if __name__ == "__main__":

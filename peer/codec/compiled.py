@@ -6,7 +6,7 @@ addition unless told to), so its bytes are those of the plain path, its referenc
 
 Rules:
 
-- numba is imported when a vector of `COMPILED_FROM` values or more is first coded, or when one codec
+- numba is imported when a vector of `COMPILED_FROM` values or more is first coded, or when a codec
   has gone over `COMPILED_AFTER` values in shorter ones: short runs and commands never wait for it.
 - Machine code is kept beside the source, or in the user's cache where that is read-only, or not at
   all, by processor and by the time of the kernel's own file: after a change here or in `base.py`

@@ -213,6 +213,8 @@ class PairRounds:
         """A fragment leaves; with the round that it closes, if it is a whole model."""
         if self._is_leaving:
             return
+        if self._own_length is not None:
+            self._own_length.left()
         self.flights += 1
         if self._settled.is_set():
             self._settled = trio.Event()
@@ -250,8 +252,8 @@ class PairRounds:
                 started_s = trio.current_time()
                 trial = partial(self._try, line, sent)
                 await lane.apply(settled, meeting, closed.seconds if closed else train_s, trial)
-            if self._own_length is not None:
-                self._own_length.exchanged(settled, trio.current_time() - started_s)
+            if self._own_length is not None and closed is not None:
+                self._own_length.exchanged(settled, trio.current_time() - started_s, closed)
             await line.send(Merge(sent.fragment, sent.cycle, ONE_CHUNK, ()))
             if closed and not self._finale.has_begun and self._is_validation_due(closed.round):
                 await self._validation.begin_next(line, closed.round)
