@@ -12,7 +12,11 @@ they take of caches and shared cores; the step of the same arm is printed beside
 it. Validations are left out (`validate_every`), but for the arm `validated`, where they are as
 often as a peer allows itself.
 
-    python -m bench.average_cost [--peers 2] [--seconds 60] [--arms none,2,...] [--parameters WIDTH]
+What an average takes does not depend on what a step takes, so `--batch 1` has steps of one short
+sequence with AdamW: many averages in little time, on a busy machine too. Each arm begins when loops
+are compiled, after some 30 averages.
+
+    python -m bench.average_cost [--peers 2] [--batch 8] [--seconds 60] [--arms none,2,auto]
         [--json FILE] [--append]
 """
 
@@ -173,7 +177,7 @@ def row_of(arm: str, taken: Taken, lone: Taken) -> Row:
         **each,
         "steps each": h,
         "beside, of its round": sum_ms / (1e3 * step_s * h) if h else None,
-        "idle, of a processor": sum(taken.cpu_s[r] for r in ROLES[1:]) / taken.wall_s
+        "always, of a processor": sum(taken.cpu_s[r] for r in ROLES[1:]) / taken.wall_s
         if not taken.averages
         else None,
     }
@@ -215,9 +219,13 @@ def main() -> int:
         },
         rows,
         [
-            Goal(f"{row['arm']}: beside, of its round", row["beside, of its round"], at_most=0.05)
+            Goal(
+                f"{row['arm']}: beside, of its round",
+                row["beside, of its round"],
+                at_most=MOST_OF_ROUND,
+            )
             for row in rows
-            if row["averages"]
+            if row["averages"] and chosen.batch > 1
         ],
     )
     report.publish(chosen.json)
