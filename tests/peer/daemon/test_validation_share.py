@@ -1,5 +1,6 @@
 """How much of its time a peer validates for, where each round wants to."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,7 @@ async def test_a_tenth_of_the_time_first_and_a_fiftieth_later(autojump_clock: Mo
         await validation.begin(line, round_)  # type: ignore[arg-type]
         await trio.sleep(1.0)
         validation.ended(Evaluated(round_, 1.0, 1.0))
-    apart_s = [later - sooner for sooner, later in zip(begun_s, begun_s[1:], strict=False)]
+    apart_s = [later - sooner for sooner, later in pairwise(begun_s)]
     assert apart_s == pytest.approx([11.0] * FIRST_VALIDATIONS + [51.0] * 4)
 
 
