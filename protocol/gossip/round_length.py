@@ -105,7 +105,7 @@ class Spent:
 class Beside:
     """What averages take of the processors beside the trainer (rule 6).
 
-    A flight is an average, from the snapshot until it may be merged.
+    A flight is an average, from when a partner is found until it may be merged.
     """
 
     def __init__(self) -> None:

@@ -108,6 +108,8 @@ class PairRounds:
         )
         self._pace = Pace(sync.round_steps, facts)
         self._own_length = OwnLength(parts.around, parts.held.view) if chooses else None
+        if self._own_length is not None:
+            averaging.lanes[0].gossip.on_paired = self._own_length.paired
         self._finale = FinalRounds(parts, validation, waits_for_exchanges=chooses)
         self._is_whole, self._overlap = sync.pairs.is_whole, sync.overlap
         self._flush_is_due = not (sync.final_averaging or self._is_whole)
@@ -213,8 +215,6 @@ class PairRounds:
         """A fragment leaves; with the round that it closes, if it is a whole model."""
         if self._is_leaving:
             return
-        if self._own_length is not None:
-            self._own_length.left()
         self.flights += 1
         if self._settled.is_set():
             self._settled = trio.Event()

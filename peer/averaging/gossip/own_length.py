@@ -67,18 +67,18 @@ class OwnLength:
         visits = ((m.peer_id, m.incarnation, m.progress.state) for m in members)
         return frozenset(visit for visit in visits if visit[-1] in COMPANY)
 
-    def left(self) -> None:
-        """A snapshot has left, to be averaged."""
+    def paired(self) -> None:
+        """A partner was found, and an exchange begins."""
         self._beside.left(self._spent())
 
     def exchanged(self, settled: Settled, apply_s: float, closed: RoundClosed) -> None:
         """An exchange and its outer step are over."""
         own, outcome = settled.own, settled.outcome
-        taken_s = self._beside.landed(self._spent())
-        lost_s = taken_s * closed.seconds / closed.processor_s if closed.processor_s > 0 else 0.0
         is_told = isinstance(outcome, Averaged) or outcome.reason is SkipReason.DEADLINE
         self._on_the_line = None
         if is_told and outcome.partner_id is not None and not own.final:
+            taken_s, trained_s = self._beside.landed(self._spent()), closed.processor_s
+            lost_s = taken_s * closed.seconds / trained_s if trained_s > 0 else 0.0
             self._on_the_line = own.round, outcome.partner_id, settled.exchange_s + apply_s, lost_s
 
     def merged(self, pause_s: float) -> None:

@@ -113,7 +113,7 @@ async def test_processors_that_averages_take_from_the_trainer_count_as_its_pause
     length = own_length(own, nobody(), [], work)
     length.next(0.1, alone=False)
     for round_ in range(FEWEST):
-        length.left()
+        length.paired()
         await trio.sleep(0.01)
         work.taken_s += 0.1
         length.exchanged(averaged(round_, 0.0), 0.01, closed(seconds, processor_s))
