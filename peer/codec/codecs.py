@@ -126,6 +126,7 @@ class BlockCodec(Codec):
     def __init__(self, part_of: int = 0) -> None:
         super().__init__(part_of)
         self._scratch_P = self._divisors = torch.empty(0, device="meta")
+        self._gone_over = 0
 
     def split(self, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of the codes of all blocks, and of their bf16 scales [P / 128]."""
@@ -153,12 +154,14 @@ class BlockCodec(Codec):
     def _is_long(self, num_values: int, device: torch.device) -> bool:
         """Whether a vector, or what it is part of, is worth compiled loops, and in their reach."""
         is_worth_it = max(num_values, self._part_of) >= compiled.COMPILED_FROM
+        is_worth_it = is_worth_it or self._gone_over >= compiled.COMPILED_AFTER
         return device.type == "cpu" and is_worth_it and num_values % BLOCK == 0
 
     def _compiled(
         self, module: str, num_values: int, tensors: Sequence[torch.Tensor]
     ) -> ModuleType | None:
         """Compiled loops, if worth it, for tensors that are aligned; payloads may not be."""
+        self._gone_over += num_values
         can_reach = all(
             self._is_long(num_values, tensor.device)
             and tensor.data_ptr() % tensor.element_size() == 0

@@ -6,8 +6,8 @@ addition unless told to), so its bytes are those of the plain path, its referenc
 
 Rules:
 
-- numba is imported when a vector of `COMPILED_FROM` values or more is first coded: small models and
-  commands never wait for it.
+- numba is imported when a vector of `COMPILED_FROM` values or more is first coded, or when a codec
+  has gone over `COMPILED_AFTER` values in shorter ones: short runs and commands never wait for it.
 - Machine code is kept beside the source, or in the user's cache where that is read-only, or not at
   all, by processor and by the time of the kernel's own file: after a change here or in `base.py`
   alone, `make clean`. Several processes may write it: files are replaced whole.
@@ -34,6 +34,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 COMPILED_FROM: Final = 4 * 1024 * 1024
 """Values of a vector from which on loading numba (about a second) is worth it: the plain path takes
 some 8 ms longer a round."""
+COMPILED_AFTER: Final = 2**29
+"""Values of shorter vectors after which it is worth it too: the plain path has taken half a second
+longer by then, in 30 averages of a million parameters."""
 CHUNK_BLOCKS: Final = 8 * 1024
 """Blocks that a thread takes at once: 4 MB of fp32, which take far longer than handing over."""
 

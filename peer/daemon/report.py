@@ -154,6 +154,7 @@ class Report:
             tokens=facts.earlier_tokens + facts.tokens,
             train_loss=facts.train_loss,
             validation_loss=self._validation_loss(),
+            replica_loss=facts.replica_loss,
             outcomes=Outcomes(facts.averaged, dict(facts.skipped), facts.averaged_share),
             peers=tuple(
                 _peer_status(member, facts.meetings.get(member.peer_id)) for member in alive

@@ -176,6 +176,8 @@ class Status:
         train_loss: mean of the last round, nats per token.
         validation_loss: of the slow weights on the run's fixed blocks, nats per token; at a relay
             of a pipeline the middle one of what the data peers tell.
+        replica_loss: what it was before the final averaging, where that has begun: then the
+            slow weights become the mean of all.
         metrics: URL of the Prometheus endpoint.
         part: of the model that this peer holds, `model`, `stage/N` or `expert/N`.
         expert: the name of that one.
@@ -212,6 +214,7 @@ class Status:
     tokens: int | None = None
     train_loss: float | None = None
     validation_loss: float | None = None
+    replica_loss: float | None = None
     outcomes: Outcomes = Outcomes()
     peers: tuple[PeerStatus, ...] = ()
     metrics: str | None = None
@@ -340,6 +343,7 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         notes.append(f"only reachable from {status.reachable_from}")
     note = f"  ({'; '.join(notes)})" if notes else ""
     trained, validated = map(loss_text, (status.train_loss, status.validation_loss))
+    before = "" if (own := status.replica_loss) is None else f"  before the mean {loss_text(own)}"
     return [
         ("peer", status.peer_id or "-"),
         ("run", status.run_id or "-"),
@@ -349,7 +353,7 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("round", f"{number_text(status.round)}{chosen}"),
         ("tokens", number_text(status.tokens)),
         *(("cost", cost) for cost in [cost_line(status)] if cost),
-        ("loss", f"train {trained}  validation {validated}"),
+        ("loss", f"train {trained}  validation {validated}{before}"),
         ("rounds", rounds_line(status.outcomes)),
         *(("amended", line) for line in amendment_lines(status.amendments)),
         *_part(status),

@@ -22,6 +22,10 @@ from .way import TrainerLine
 
 MAX_VALIDATION_SHARE: Final = 0.1
 """Largest part of a peer's time that goes into validation; and as much into texts of others."""
+FIRST_VALIDATIONS: Final = 16
+"""So many may come so often: a short run has losses to show, too."""
+LATER_VALIDATION_SHARE: Final = 0.02
+"""Largest part that goes into validation from then on."""
 
 
 @dataclass(eq=False)
@@ -118,7 +122,9 @@ class Validation:
         if result.log_probs:
             asked.told = told_by(asked.stamp, asked.step, result.log_probs)
         if not asked.is_text:
-            self._not_before_s = trio.current_time() + result.seconds / MAX_VALIDATION_SHARE
+            is_first = self.answers < FIRST_VALIDATIONS
+            share = MAX_VALIDATION_SHARE if is_first else LATER_VALIDATION_SHARE
+            self._not_before_s = trio.current_time() + result.seconds / share
             self._note(asked, result)
         asked.over.set()
         if not self._asked:

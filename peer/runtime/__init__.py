@@ -9,7 +9,7 @@ Peer ids are the base58 text of a libp2p peer id (`12D3KooW...`); addresses are 
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:  # a command says its first line before these are imported
     from protocol.membership.book import Fault
@@ -150,8 +150,18 @@ class Directory(Protocol):
         """Nodes to enter by, already connected through the network."""
 
 
+class ProcessorTime(NamedTuple):
+    """Seconds of processors, counted on: taken by processes of ours, and idle on this machine."""
+
+    taken_s: float
+    idle_s: float
+
+
 class Work(Protocol):
     """Where blocking work runs: a thread in real life, inline in simulation."""
+
+    def processor_time(self, pid: int | None) -> ProcessorTime:
+        """What this process has taken, and another of ours; as far as the system tells."""
 
     async def run(self, function: Callable[..., T], *args: Any, may_be_cut_off: bool = False) -> T:
         """`function(*args)`; cancelling waits for it, unless it may be cut off at any moment."""

@@ -1,15 +1,22 @@
 """Work and Entropy: the real ones, and simulated ones, inline and from a seed."""
 
 import os
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import blake3
+import psutil
 import trio
+
+from . import ProcessorTime
 
 T = TypeVar("T")
 MAX_WORKERS: Final = 4
 """Threads that may do blocking work at once."""
+_SCHEDULED: Final = 2
+"""Linux: with a process id, the clock that clock_getcpuclockid(3) gives for that process."""
 
 
 class RealWork:
@@ -21,6 +28,13 @@ class RealWork:
 
     def __init__(self) -> None:
         self._limiter = trio.CapacityLimiter(MAX_WORKERS)
+
+    def processor_time(self, pid: int | None) -> ProcessorTime:
+        taken_s, machine = time.process_time(), psutil.cpu_times()
+        if pid is not None:
+            with suppress(OSError):  # it has gone, or this is not Linux
+                taken_s += time.clock_gettime(~pid << 3 | _SCHEDULED)
+        return ProcessorTime(taken_s, machine.idle + getattr(machine, "iowait", 0.0))
 
     async def run(self, function: Callable[..., T], *args: Any, may_be_cut_off: bool = False) -> T:
         return await trio.to_thread.run_sync(
@@ -41,6 +55,9 @@ class SimulatedWork:
 
     def __init__(self, duration_s: float = 0.0) -> None:
         self._duration_s = duration_s
+
+    def processor_time(self, pid: int | None) -> ProcessorTime:
+        return ProcessorTime(0.0, 0.0)
 
     async def run(self, function: Callable[..., T], *args: Any, may_be_cut_off: bool = False) -> T:
         await trio.lowlevel.checkpoint()

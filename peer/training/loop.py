@@ -94,6 +94,7 @@ class InnerLoop:
             sync_of(spec, values, self._events.append, self._ledger),
             self._events,
         )
+        self._processor_s = time.process_time()
         self._launched: tuple[TrainStep, StepResult] | None = None
         self._told_missing: tuple[int, ...] = ()
 
@@ -132,6 +133,9 @@ class InnerLoop:
             event = self._events.popleft()
             if isinstance(event, messages.TrainerProgress | messages.RoundClosed):
                 event = replace(event, spent_s=self._ledger.taken())
+            if isinstance(event, messages.RoundClosed):
+                before_s, self._processor_s = self._processor_s, time.process_time()
+                event = replace(event, processor_s=self._processor_s - before_s)
             self._channel.emit(event)
         return action
 

@@ -297,6 +297,7 @@ class RoundClosed(TrainerMessage, frozen=True):
         seconds: duration of the round's training.
         step: nominal step reached.
         spent_s: as in `TrainerProgress`.
+        processor_s: what this process took of processors, since the round before was closed.
     """
 
     round: int
@@ -308,6 +309,7 @@ class RoundClosed(TrainerMessage, frozen=True):
     seconds: float
     step: float
     spent_s: dict[Into, float] = field(default_factory=dict)
+    processor_s: float = 0.0
 
 
 class Evaluated(TrainerMessage, frozen=True):

@@ -15,8 +15,8 @@ trainer stands still for a moment at each average.
 
 The rules
   1. Each average has a wish: the H with which its exchange would have filled LINE_SHARE of the
-     round, or, if that is more, with which the trainer would have stood still for PAUSE_SHARE of
-     it. The search for a partner does not count: it grows with H.
+     round, or, if that is more, with which it would have kept the trainer from training for
+     PAUSE_SHARE of it (rule 6). The search for a partner does not count: it grows with H.
   2. Wishes of one partner, among the last WINDOW, are averaged without the outer quarters. The
      fastest partners show what our own line can do, so they count: the lowest of these means, with
      all that are at most NEAR times it, together in proportion to their averages. (NEAR is how far
@@ -31,6 +31,10 @@ The rules
      and rounds that are too short for their line grow by themselves.
   5. Exchanges that were given up since they took too long count with the time that they took.
      Others that failed say nothing.
+  6. The trainer is kept from training while it takes a snapshot and merges an average, and by what
+     works for averages beside it, if no processor is idle that could do that. What is taken beside
+     it all the time, for whatever and whoever, is known from between two flights, and left out: it
+     would be no less with a larger H.
 
 A partner that is slow, or pretends to be, moves nothing, unless there are no others. One that
 pretends to be faster than our line (it cannot send faster, only confirm what it has not got) makes
@@ -45,6 +49,7 @@ Source: docs/decisions/0036-inner-steps-by-the-line.md.
 
 import math
 from collections import deque
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
@@ -53,7 +58,7 @@ from protocol.limits import EPSILON
 LINE_SHARE: Final = 0.8
 """Part of a round that its exchange should take."""
 PAUSE_SHARE: Final = 0.05
-"""Part of a round for which the trainer may stand still to take a snapshot and merge an average."""
+"""Part of a round for which an average may keep the trainer from training."""
 BAND: Final = 0.25
 """H stays while what is wished is within so much of it."""
 WINDOW: Final = 24
@@ -79,13 +84,49 @@ def wished(line_s: float, pause_s: float, nominal_step_s: float) -> float:
 
     Args:
         line_s: from the agreement with the partner to the outer step.
-        pause_s: for which the trainer stood still.
+        pause_s: for which the trainer was kept from training.
         nominal_step_s: how long a nominal step takes us, training alone.
     """
     round_s = max(line_s / LINE_SHARE, pause_s / PAUSE_SHARE)
     if not (nominal_step_s > 0 and math.isfinite(round_s)):
         return float(MOST_INNER_STEPS)
     return min(float(MOST_INNER_STEPS), max(1.0, round_s / nominal_step_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """A moment, and the processors' seconds until then: for averages and more, and idle ones."""
+
+    at_s: float
+    taken_s: float
+    idle_s: float
+
+
+class Beside:
+    """What averages take of the processors beside the trainer (rule 6).
+
+    A flight is an average, from when a partner is found until it may be merged.
+    """
+
+    def __init__(self) -> None:
+        self._left = self._landed = Spent(math.nan, 0.0, 0.0)
+        self._usual = 0.0
+
+    def left(self, now: Spent) -> None:
+        """A flight begins."""
+        seconds = now.at_s - self._landed.at_s
+        if seconds > 0:
+            self._usual = (now.taken_s - self._landed.taken_s) / seconds
+        self._left = now
+
+    def landed(self, now: Spent) -> float:
+        """It is over; seconds of a processor that it took, and that no idle one had to spare."""
+        left, since = self._left, self._left if math.isnan(self._landed.at_s) else self._landed
+        self._landed = now
+        more_s = now.taken_s - left.taken_s - self._usual * (now.at_s - left.at_s)
+        seconds = now.at_s - since.at_s
+        idle = (now.idle_s - since.idle_s) / seconds if seconds > 0 else 1.0
+        return max(0.0, more_s) * max(0.0, 1.0 - idle)
 
 
 class RoundLength:

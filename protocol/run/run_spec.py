@@ -235,7 +235,7 @@ class SyncSection(Section):
     final_averaging: bool = True
     """End the run with the mean of all replicas."""
     validate_every: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 1
-    """Rounds between two validations; more where they would take over 2% of a peer's time."""
+    """Rounds between two validations; more where they take over 2% of its time (16 first: 10%)."""
     diloco: DilocoSection | None = None
     """With `method = "diloco"` only, and then never None."""
     noloco: NolocoSection | None = None

@@ -30,6 +30,7 @@ STATUS_TYPES = {
     "tokens": int,
     "train_loss": float,
     "validation_loss": float,
+    "replica_loss": type(None),
     "outcomes": dict,
     "peers": list,
     "metrics": str,

@@ -1,5 +1,7 @@
 """One suite for real and simulated Work and Entropy."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -77,3 +79,25 @@ def test_simulated_entropy_follows_from_its_seed() -> None:
     ]
     assert draw(3) == draw(3)
     assert draw(3) != draw(4)
+
+
+def test_processor_time_is_that_of_this_process_and_of_another_while_it_is_there() -> None:
+    real = RealWork()
+
+    def others_s(pid: int) -> float:
+        """The smaller one first: time passes between the two."""
+        own_s = real.processor_time(None).taken_s
+        return real.processor_time(pid).taken_s - own_s
+
+    before = real.processor_time(None)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            while others_s(busy.pid) < 0.05:
+                pass
+        finally:
+            busy.kill()
+    assert others_s(busy.pid) < 0.05, "it has gone"
+    now = real.processor_time(None)
+    assert now.taken_s > before.taken_s
+    assert now.idle_s >= before.idle_s
+    assert SimulatedWork().processor_time(None) == (0.0, 0.0)

@@ -17,7 +17,9 @@ from protocol.gossip.round_length import (
     MOST_INNER_STEPS,
     PAUSE_SHARE,
     WINDOW,
+    Beside,
     RoundLength,
+    Spent,
     wished,
 )
 
@@ -180,3 +182,43 @@ def test_a_partner_that_pretends_to_be_slow_moves_nothing(share: float, slower: 
         return wishing(20, f"p{number % 2}")
 
     assert set(lived(wish_of, 300)[WINDOW:]) == {20}
+
+
+# --- what averages take of the processors ---------------------------------------------------------
+def flown(
+    beside: Beside, rounds: int, *, average_s: float, always: float, idle: float = 0.0
+) -> list[float]:
+    """What each flight took: each round of a second begins with one of a fifth of it.
+
+    Args:
+        average_s: processor seconds of an average.
+        always: of a processor that is taken all the time, for other things.
+        idle: processors of the machine that are idle, on the average.
+    """
+    found = []
+    for number in range(rounds):
+        began_s, taken_s = 1.0 * number, number * (average_s + always)
+        beside.left(Spent(began_s, taken_s, idle * began_s))
+        ended_s, taken_s = began_s + 0.2, taken_s + average_s + 0.2 * always
+        found.append(beside.landed(Spent(ended_s, taken_s, idle * ended_s)))
+    return found
+
+
+def test_what_an_average_takes_counts_and_what_is_taken_always_does_not() -> None:
+    assert flown(Beside(), 5, average_s=0.03, always=0.0) == pytest.approx([0.03] * 5)
+    first, *later = flown(Beside(), 5, average_s=0.03, always=0.5)
+    assert first == pytest.approx(0.03 + 0.5 * 0.2)  # nothing is known before
+    assert later == pytest.approx([0.03] * 4)
+
+
+@pytest.mark.parametrize(("idle", "left"), [(0.0, 1.0), (0.25, 0.75), (1.0, 0.0), (14.0, 0.0)])
+def test_an_idle_processor_would_do_it(idle: float, left: float) -> None:
+    found = flown(Beside(), 5, average_s=0.03, always=0.1, idle=idle)
+    assert found[1:] == pytest.approx([0.03 * left] * 4)
+
+
+def test_less_than_is_taken_always_is_nothing() -> None:
+    beside = Beside()
+    flown(beside, 2, average_s=0.0, always=0.5)
+    beside.left(Spent(2.0, 1.0, 0.0))
+    assert beside.landed(Spent(2.2, 1.0, 0.0)) == 0.0

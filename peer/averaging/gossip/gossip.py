@@ -8,7 +8,7 @@ Other peers come in through `GossipServer`.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import trio
@@ -52,6 +52,7 @@ class Gossip:
     Attributes:
         packer: to be told what our vectors are averaged with.
         meetings: the planned ones at the end of the run.
+        on_paired: called when a partner is found.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Gossip:
         self._events = events
         self._refused_for_good = refused
         self._matchmaker = mm.Matchmaker(agreement.group, network.peer_id, agreement.inner_steps)
+        self.on_paired: Callable[[], None] = lambda: None
         self._attempt: _Attempt | None = None
         self._asking: dict[tuple[PeerId, int], trio.CancelScope] = {}
         self._held: dict[PeerId, HeldProposal] = {}
@@ -158,6 +160,7 @@ class Gossip:
         attempt = self._attempt
         assert attempt is not None
         attempt.paired_s = trio.current_time()
+        self.on_paired()
         if proposed is not None and (held := self._held.get(peer_id)) is not None:
             held.accept(attempt.own, attempt.exchange_s)
         self._company.announce(None)

@@ -108,6 +108,8 @@ class PairRounds:
         )
         self._pace = Pace(sync.round_steps, facts)
         self._own_length = OwnLength(parts.around, parts.held.view) if chooses else None
+        if self._own_length is not None:
+            averaging.lanes[0].gossip.on_paired = self._own_length.paired
         self._finale = FinalRounds(parts, validation, waits_for_exchanges=chooses)
         self._is_whole, self._overlap = sync.pairs.is_whole, sync.overlap
         self._flush_is_due = not (sync.final_averaging or self._is_whole)
@@ -250,8 +252,8 @@ class PairRounds:
                 started_s = trio.current_time()
                 trial = partial(self._try, line, sent)
                 await lane.apply(settled, meeting, closed.seconds if closed else train_s, trial)
-            if self._own_length is not None:
-                self._own_length.exchanged(settled, trio.current_time() - started_s)
+            if self._own_length is not None and closed is not None:
+                self._own_length.exchanged(settled, trio.current_time() - started_s, closed)
             await line.send(Merge(sent.fragment, sent.cycle, ONE_CHUNK, ()))
             if closed and not self._finale.has_begun and self._is_validation_due(closed.round):
                 await self._validation.begin_next(line, closed.round)

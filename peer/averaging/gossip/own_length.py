@@ -1,7 +1,8 @@
 """The length of this peer's own rounds, where the run leaves it open (`inner_steps = "auto"`).
 
 A round is as long as averages take (protocol/gossip/round_length.py): the exchange and the outer
-step here, and the pause of the trainer that merges.
+step here, the pause of the trainer that merges, and what this process and p2pd take of processors
+that the trainer would use. The trainer says how much of them it gets in a second.
 
 A peer alone has nobody's line to fill, so its rounds are nominal ones. But a joiner takes our state
 after the last round, and a peer that trains finds us when a round ends. So a round that was begun
@@ -18,7 +19,8 @@ from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.rounds.surroundings import Surroundings
 from peer.runtime import PeerId
-from protocol.gossip.round_length import FIRST_INNER_STEPS, RoundLength, wished
+from peer.training.messages import RoundClosed
+from protocol.gossip.round_length import FIRST_INNER_STEPS, Beside, RoundLength, Spent, wished
 from protocol.membership.view import View
 from protocol.outcomes import SkipReason
 
@@ -38,11 +40,12 @@ class OwnLength:
     def __init__(self, around: Surroundings, view: View) -> None:
         self._length = RoundLength()
         self._facts, self._events = around.facts, around.events
-        self._view = view
+        self._view, self._work, self._network = view, around.work, around.network
+        self._beside = Beside()
         self._alone = False
         self._welcomed: frozenset[_Visit] = frozenset()
         self._nominal_step_s = 0.0
-        self._on_the_line: tuple[int, PeerId, float] | None = None
+        self._on_the_line: tuple[int, PeerId, float, float] | None = None
         self._facts.chosen_inner_steps = self._length.inner_steps
 
     def next(self, nominal_step_s: float, *, alone: bool) -> int:
@@ -64,22 +67,28 @@ class OwnLength:
         visits = ((m.peer_id, m.incarnation, m.progress.state) for m in members)
         return frozenset(visit for visit in visits if visit[-1] in COMPANY)
 
-    def exchanged(self, settled: Settled, apply_s: float) -> None:
+    def paired(self) -> None:
+        """A partner was found, and an exchange begins."""
+        self._beside.left(self._spent())
+
+    def exchanged(self, settled: Settled, apply_s: float, closed: RoundClosed) -> None:
         """An exchange and its outer step are over."""
         own, outcome = settled.own, settled.outcome
         is_told = isinstance(outcome, Averaged) or outcome.reason is SkipReason.DEADLINE
         self._on_the_line = None
         if is_told and outcome.partner_id is not None and not own.final:
-            self._on_the_line = own.round, outcome.partner_id, settled.exchange_s + apply_s
+            taken_s, trained_s = self._beside.landed(self._spent()), closed.processor_s
+            lost_s = taken_s * closed.seconds / trained_s if trained_s > 0 else 0.0
+            self._on_the_line = own.round, outcome.partner_id, settled.exchange_s + apply_s, lost_s
 
     def merged(self, pause_s: float) -> None:
         """The trainer has taken the average over."""
         last, self._on_the_line = self._on_the_line, None
         if last is None or not self._nominal_step_s:
             return
-        round_, partner_id, line_s = last
+        round_, partner_id, line_s, lost_s = last
         before, length = self._length.inner_steps, self._length
-        if length.averaged(partner_id, wished(line_s, pause_s, self._nominal_step_s)):
+        if length.averaged(partner_id, wished(line_s, pause_s + lost_s, self._nominal_step_s)):
             self._facts.chosen_inner_steps = length.inner_steps
             self._events.emit(
                 EventName.ROUND_LENGTH_CHANGED,
@@ -87,3 +96,7 @@ class OwnLength:
                 inner_steps=length.inner_steps,
                 before=before,
             )
+
+    def _spent(self) -> Spent:
+        time = self._work.processor_time(self._network.statistics().p2pd_pid)
+        return Spent(trio.current_time(), time.taken_s, time.idle_s)

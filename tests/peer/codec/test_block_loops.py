@@ -276,6 +276,22 @@ def test_it_says_which_loops_run(ways: Ways) -> None:
     assert get_codec("bf16").loops_for(long, MAIN_MEMORY) == "plain"
 
 
+def test_a_codec_that_has_gone_over_many_short_vectors_gets_compiled_loops(
+    ways: Ways, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "COMPILED_AFTER", 3 * BLOCK)
+    codec, x = get_codec(ways.codec.name), torch.linspace(-1, 1, BLOCK)
+    assert isinstance(codec, BlockCodec)
+    codes = torch.empty(codec.code_bytes(BLOCK), dtype=torch.uint8)
+    kinds, coded = [], []
+    for _ in range(4):
+        kinds.append(codec.loops_for(BLOCK, MAIN_MEMORY))
+        codec.encode(x, codes)
+        coded.append(bytes(codes.numpy()))
+    assert kinds == ["plain", "plain", "plain", "compiled"]
+    assert len(set(coded)) == 1
+
+
 def test_where_nothing_can_be_kept_kernels_are_compiled_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -178,7 +178,7 @@ async def test_who_sees_another_roster_meets_random_peers(tmp_path, monkeypatch)
             assert "averaged" in final_outcomes(peer), peer.name
         assert "other_roster" in refused
         losses = [existing(peer.facts.validation_loss) for peer in peers]
-        assert np.mean(losses) <= np.mean([existing(peer.facts.replica_loss) for peer in peers])
+        assert np.mean(losses) <= np.mean([existing(peer.status().replica_loss) for peer in peers])
 
 
 @pytest.mark.slow

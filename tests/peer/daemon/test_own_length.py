@@ -13,6 +13,9 @@ from peer.facts import Facts
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.rounds.pace import Pace
+from peer.runtime import NetworkStatistics, ProcessorTime, Work
+from peer.runtime.work import SimulatedWork
+from peer.training.messages import RoundClosed
 from protocol.gossip.round_length import FEWEST, FIRST_INNER_STEPS, LINE_SHARE, PAUSE_SHARE
 from protocol.membership.view import Member, Progress, Roster, View
 from protocol.schedule.rounds import keep_together
@@ -29,9 +32,25 @@ def log_to(lines: list[bytes]) -> EventLog:
     return EventLog(lines.append, peer="me", wall_time_s=lambda: 0.0, stream=None)
 
 
-def own_length(own: Facts, view: View, lines: list[bytes]) -> OwnLength:
-    around: Any = SimpleNamespace(facts=own, events=log_to(lines))
+def own_length(own: Facts, view: View, lines: list[bytes], work: Work | None = None) -> OwnLength:
+    network = SimpleNamespace(statistics=lambda: NetworkStatistics({}, {}, p2pd_pid=7))
+    work = work or SimulatedWork()
+    around: Any = SimpleNamespace(facts=own, events=log_to(lines), work=work, network=network)
     return OwnLength(around, view)
+
+
+class BusyWork(SimulatedWork):
+    """On a machine without an idle processor."""
+
+    taken_s = 0.0
+
+    def processor_time(self, pid: int | None) -> ProcessorTime:
+        assert pid == 7
+        return ProcessorTime(self.taken_s, 0.0)
+
+
+def closed(seconds: float = 1.0, processor_s: float = 1.0) -> RoundClosed:
+    return RoundClosed(0, 1, 1, 0.0, 0, 0, seconds, 0.0, processor_s=processor_s)
 
 
 def averaged(round_: int, seconds: float) -> Settled:
@@ -65,7 +84,7 @@ async def test_an_average_counts_when_both_its_parts_are_known():
     for round_ in range(2 * FEWEST):
         assert length.next(0.1, alone=False) == FIRST_INNER_STEPS
         if round_ % 2:
-            length.exchanged(averaged(round_, 4.0), 0.0)
+            length.exchanged(averaged(round_, 4.0), 0.0, closed())
         length.merged(pause_s=0.0)  # one without an exchange says nothing
     assert own.chosen_inner_steps == pytest.approx(4.0 / (0.1 * LINE_SHARE))
     assert length.next(0.1, alone=False) == own.chosen_inner_steps
@@ -79,9 +98,29 @@ async def test_the_trainers_pause_counts_as_the_line_does():
     length = own_length(own, nobody(), [])
     length.next(0.1, alone=False)
     for round_ in range(FEWEST):
-        length.exchanged(averaged(round_, 0.0), 0.01)
+        length.exchanged(averaged(round_, 0.0), 0.01, closed())
         length.merged(pause_s=0.2)
     assert own.chosen_inner_steps == pytest.approx(0.2 / (0.1 * PAUSE_SHARE), abs=1)
+
+
+@pytest.mark.parametrize(("seconds", "processor_s"), [(1.0, 1.0), (2.0, 1.0), (1.0, 4.0)])
+@simulated()
+async def test_processors_that_averages_take_from_the_trainer_count_as_its_pause(
+    seconds: float, processor_s: float
+) -> None:
+    """A trainer with half a processor loses twice the time, one with four a quarter of it."""
+    own, work = facts(), BusyWork()
+    length = own_length(own, nobody(), [], work)
+    length.next(0.1, alone=False)
+    for round_ in range(FEWEST):
+        length.paired()
+        await trio.sleep(0.01)
+        work.taken_s += 0.1
+        length.exchanged(averaged(round_, 0.0), 0.01, closed(seconds, processor_s))
+        length.merged(pause_s=0.1)
+        await trio.sleep(1.0)
+    lost_s = 0.1 + 0.1 * seconds / processor_s
+    assert own.chosen_inner_steps == pytest.approx(lost_s / (0.1 * PAUSE_SHARE), abs=1)
 
 
 @simulated()

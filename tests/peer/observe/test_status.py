@@ -60,6 +60,7 @@ FULL = Status(
     tokens=1_234_567,
     train_loss=2.5,
     validation_loss=2.25,
+    replica_loss=2.3125,
     outcomes=Outcomes(2, {SkipReason.DEADLINE: 1, SkipReason.NO_PARTNER: 0}, 0.75),
     peers=(
         PeerStatus("12D3KooWcccccccc", PeerState.DOWNLOADING),
@@ -110,6 +111,7 @@ def test_json_has_exactly_these_keys() -> None:
         "tokens": 1_234_567,
         "train_loss": 2.5,
         "validation_loss": 2.25,
+        "replica_loss": 2.3125,
         "outcomes": {"averaged": 2, "skipped": {"deadline": 1}, "recent_share": 0.75},
         "peers": [
             {
@@ -202,6 +204,7 @@ def test_people_see_a_table() -> None:
         "4,171",  # of the other peer: its rounds have numbers of their own
         "12.5 ms",
         "2.2500",
+        "before the mean 2.3125",
         "trainer plain: ImportError: no numba",
         "no other peer (docs/troubleshooting.md#alone)",
         "1.50 s, planned 1.25 s (plan cdcdcdcd)",
