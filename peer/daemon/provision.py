@@ -617,6 +617,7 @@ class RealProvision:
             threads=config.threads or 0,
             stage=stage,
             checkpoint_activations=config.checkpoint_activations,
+            shard_weights=config.shard_weights,
             devices=devices_of(config.gpus, config.device),
         )
 

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -57,7 +58,7 @@ class Stepper:
         loss = torch.zeros((), device=self._model.device)
         own_BT = blocks_BT if self.ranks.count == 1 else self._dealt(blocks_BT, learning_rate)
         all_targets = num_targets(blocks_BT)
-        for tokens_bT, targets in self._micro_batches(own_BT):
+        for tokens_bT, targets in chain(self._micro_batches(own_BT), self._waiting(blocks_BT)):
             share = targets / all_targets
             with autocast(self._model.device, self._precision):
                 part = self._model.loss(tokens_bT) * share
@@ -72,11 +73,25 @@ class Stepper:
     ) -> npt.NDArray[np.int64]:
         """Our share of a step that all ranks take now, from the same weights."""
         ranks, model = self.ranks, self._model
-        ranks.tell(RankOrder.STEP, *blocks_BT.shape, learning_rate, model.moved)
-        if model.moved:
-            ranks.spread(model.theta_P)
-            model.moved = False
+        ranks.tell(RankOrder.STEP, *blocks_BT.shape, model.moved, learning_rate)
+        model.take_moved(ranks)
         return ranks.deal(blocks_BT)
+
+    def _waiting(self, blocks_BT: npt.NDArray[np.int64]) -> Iterator[tuple[torch.Tensor, int]]:
+        """What we compute for nothing while others, who need our weights, have more to do."""
+        if self._model.spans:
+            shares = np.array_split(blocks_BT, self.ranks.count)
+            passes = [sum(1 for part in self._cut(share) if num_targets(part)) for share in shares]
+            any_bT = torch.zeros((1, blocks_BT.shape[1]), dtype=torch.int64)
+            for _ in range(max(passes) - passes[self.ranks.rank]):
+                yield any_bT.to(self._model.device), 0
+
+    def _alike(self, order: RankOrder, blocks_BT: npt.NDArray[np.int64]) -> None:
+        """Have all ranks compute this, where each has weights that the others need."""
+        if self._model.spans:
+            self.ranks.tell(order, *blocks_BT.shape, self._model.moved)
+            self._model.take_moved(self.ranks)
+            self.ranks.spread(torch.from_numpy(blocks_BT))
 
     def goes_on_after(self, error: Exception, most: int) -> bool:
         """Take other ways after a step that failed; False where none is left.
@@ -95,6 +110,7 @@ class Stepper:
     def loss_of(self, blocks_BT: npt.NDArray[np.int64]) -> float:
         """Mean loss of these blocks' targets under the current weights, nats per token."""
         total = torch.zeros((), device=self._model.device)
+        self._alike(RankOrder.LOSS, blocks_BT)
         with torch.no_grad(), autocast(self._model.device, self._precision):
             for tokens_bT, targets in self._micro_batches(blocks_BT):
                 total += self._model.loss(tokens_bT) * targets
@@ -102,6 +118,7 @@ class Stepper:
 
     def log_probs_of(self, tokens_BT: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """Log-probabilities of the targets under the current weights, [B, T]; 0 of others."""
+        self._alike(RankOrder.LOG_PROBS, tokens_BT)
         with torch.no_grad(), autocast(self._model.device, self._precision):
             parts = [self._model.log_probs(each).cpu() for each in self._split(tokens_BT)]
         told_BT: npt.NDArray[np.float32] = torch.cat(parts).numpy()
@@ -111,13 +128,12 @@ class Stepper:
         self, blocks_BT: npt.NDArray[np.int64]
     ) -> Iterator[tuple[torch.Tensor, int]]:
         """Those with targets, and how many."""
-        for part_BT, tokens_bT in zip(
-            np.split(blocks_BT, range(self.micro_batch, len(blocks_BT), self.micro_batch)),
-            self._split(blocks_BT),
-            strict=True,
-        ):
-            if targets := num_targets(part_BT):
+        for part, tokens_bT in zip(self._cut(blocks_BT), self._split(blocks_BT), strict=True):
+            if targets := num_targets(part):
                 yield tokens_bT, targets
+
+    def _cut(self, blocks_BT: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+        return np.split(blocks_BT, range(self.micro_batch, len(blocks_BT), self.micro_batch))
 
     def _split(self, blocks_BT: npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
         tokens_BT = torch.from_numpy(blocks_BT)

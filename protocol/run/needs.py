@@ -97,6 +97,32 @@ def state_bytes_of(spec: RunSpec, parameters: int) -> int:
     return weights + moments * (FP32_BYTES if spec.optimizer.moments == "fp32" else BF16_BYTES)
 
 
+def can_shard(spec: RunSpec) -> bool:
+    """Whether each of several cards can have a part of the weights alone.
+
+    Adapters leave most weights as they are, and what balances experts comes out of their layers.
+    """
+    return spec.adapter is None and spec.pipeline.stages == 1 and not _decoder(spec).is_mixture
+
+
+def card_memory(spec: RunSpec, cards: int, *, sharded: bool) -> int:
+    """Of each of several cards that train one model, beside what CUDA takes; at the least.
+
+    That is with one sequence at a time, whose layers are computed again. Sharded, a card has its
+    part alone of weights and gradients, and of embedding, head, norms and one layer all.
+    """
+    decoder, held = _decoder(spec), parameters_of(spec)
+    state, on_all = state_bytes_of(spec, held), 2 * FP32_BYTES * held
+    if sharded:
+        others = decoder.num_hidden_layers - 1
+        on_all = 2 * FP32_BYTES * (held - others * decoder.layer_parameters)
+        beside = 0  # averages are merged in main memory
+    else:
+        state, beside = state - on_all, FP32_BYTES * held
+    each = int(sequence_memory(spec, recomputes=True) * WITH_BACKWARD)
+    return on_all + -(-state // cards) + beside + _head_gradients(spec) + each
+
+
 def flops_per_token(spec: RunSpec) -> float:
     """Operations of training on one token, forward and backward.
 

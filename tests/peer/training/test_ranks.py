@@ -49,7 +49,7 @@ def corpus(tmp_path_factory):
     return prepare_corpus(spec, folder / "cache").folder
 
 
-def _settings(corpus, ranks, optimizer="adamw", batch_size=8, moments="fp32", **sync):
+def _settings(corpus, ranks, optimizer="adamw", batch_size=8, moments="fp32", shards=False, **sync):
     spec = RunSpec(
         model=ModelSection(hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2),
         data=DataSection(validation_blocks=4),
@@ -61,7 +61,7 @@ def _settings(corpus, ranks, optimizer="adamw", batch_size=8, moments="fp32", **
     )
     devices = ("cpu",) * ranks if ranks > 1 else ()
     return TrainerSettings(
-        spec.to_bytes(), "me", str(corpus), 256, device="cpu", threads=ranks, devices=devices
+        spec.to_bytes(), "me", str(corpus), 256, "cpu", ranks, shard_weights=shards, devices=devices
     )
 
 
@@ -127,10 +127,11 @@ def _assert_near(one, other, bound=1e-5):
         assert torch.linalg.vector_norm(vector - other[name]) <= most, name
 
 
+@pytest.mark.parametrize("shards", [False, True])
 @pytest.mark.parametrize(("optimizer", "ranks", "batch_size"), [("adamw", 2, 4), ("muon", 3, 5)])
-async def test_several_train_as_one(corpus, tmp_path, optimizer, ranks, batch_size):
+async def test_several_train_as_one(corpus, tmp_path, optimizer, ranks, batch_size, shards):
     """With shares of 2, 2 and 1 sequences too: a mean of their means would be another gradient."""
-    settings = [_settings(corpus, n, optimizer, batch_size) for n in (1, ranks)]
+    settings = [_settings(corpus, n, optimizer, batch_size, shards=shards) for n in (1, ranks)]
     one, several = [await _life(each, tmp_path) for each in settings]
     np.testing.assert_allclose(one[0], several[0], rtol=1e-5)
     _assert_near(one[1], several[1])
