@@ -18,7 +18,14 @@ from typing import Final
 
 from protocol.errors import InvalidRunSpec
 from protocol.names import size_text
-from protocol.run.needs import SPARE_BYTES, Needs, needs_of
+from protocol.run.needs import (
+    CUDA_CONTEXT_BYTES,
+    SPARE_BYTES,
+    Needs,
+    can_shard,
+    card_memory,
+    needs_of,
+)
 from protocol.run.run_spec import STDLIB_BYTES, RunSpec
 
 from .config import OPTIONS, ConfigError, PeerConfig
@@ -46,11 +53,13 @@ class FreeRoom:
 
     Attributes:
         gpu: on the GPU that has the least, of those that train; None where it trains on its CPU.
+        gpus: that train.
     """
 
     disk: int
     memory: int
     gpu: int | None = None
+    gpus: int = 1
 
 
 def check_agreed(config: PeerConfig, spec: RunSpec, free: FreeRoom, *, expert: str = "") -> None:
@@ -83,12 +92,19 @@ def _larger_than(share: float, config: PeerConfig, spec: RunSpec, free: FreeRoom
     memory = needs.model_memory(on_gpu=free.gpu is not None)
     wanted = [("disk", needs.disk - SPARE_BYTES, free.disk), ("memory", memory, free.memory)]
     if free.gpu is not None and share == 1:  # nothing else is wanted of it
-        wanted.append(("memory of the GPU", needs.gpu_memory, free.gpu))
+        wanted.append(("memory of the GPU", _gpu_memory(spec, needs, free), free.gpu))
     return " and ".join(
         f"{size_text(takes)} of {what} ({size_text(there)} are free)"
         for what, takes, there in wanted
         if takes > share * there
     )
+
+
+def _gpu_memory(spec: RunSpec, needs: Needs, free: FreeRoom) -> int:
+    """At the least, of each."""
+    if free.gpus == 1:
+        return needs.gpu_memory
+    return CUDA_CONTEXT_BYTES + card_memory(spec, free.gpus, sharded=can_shard(spec))
 
 
 def _needs(spec: RunSpec, config: PeerConfig | None) -> Needs:

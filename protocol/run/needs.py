@@ -105,17 +105,22 @@ def can_shard(spec: RunSpec) -> bool:
     return spec.adapter is None and spec.pipeline.stages == 1 and not _decoder(spec).is_mixture
 
 
+def resident_parameters(spec: RunSpec, parameters: int) -> int:
+    """Those of one layer, and of all that is in none."""
+    decoder = _decoder(spec)
+    return parameters - (decoder.num_hidden_layers - 1) * decoder.layer_parameters
+
+
 def card_memory(spec: RunSpec, cards: int, *, sharded: bool) -> int:
     """Of each of several cards that train one model, beside what CUDA takes; at the least.
 
     That is with one sequence at a time, whose layers are computed again. Sharded, a card has its
     part alone of weights and gradients, and of embedding, head, norms and one layer all.
     """
-    decoder, held = _decoder(spec), parameters_of(spec)
+    held = parameters_of(spec)
     state, on_all = state_bytes_of(spec, held), 2 * FP32_BYTES * held
     if sharded:
-        others = decoder.num_hidden_layers - 1
-        on_all = 2 * FP32_BYTES * (held - others * decoder.layer_parameters)
+        on_all = 2 * FP32_BYTES * resident_parameters(spec, held)
         beside = 0  # averages are merged in main memory
     else:
         state, beside = state - on_all, FP32_BYTES * held

@@ -53,7 +53,7 @@ def weights_nowhere() -> Iterator[None]:
             given = nn.Parameter(given.to("meta"), given.requires_grad)
         register(module, name, given)
 
-    nn.Module.register_parameter = without_memory  # type: ignore[method-assign]
+    nn.Module.register_parameter = without_memory  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -47,6 +47,7 @@ PEER_OPTIONS = [
     "--overlap-steps",
     "--price-per-hour",
     "--relay-mbps",
+    "--shard-weights",
     "--threads",
     "--track",
     "--expert",

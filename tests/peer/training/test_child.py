@@ -163,7 +163,7 @@ def test_a_cpu_is_told_by_the_memory_that_is_free(monkeypatch, available, micro_
     free = psutil.virtual_memory()._replace(available=available)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
     settings = replace(SETTINGS, spec=spec.to_bytes(), device="cpu")
-    model, stepper, _ = tasks._stepper(settings, ALONE)
+    model, stepper, _ = tasks._stepper(settings, ALONE, -1)
     assert (stepper.micro_batch, bool(model.notes)) == (micro_batch, recomputes)
 
 
