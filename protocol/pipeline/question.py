@@ -56,7 +56,8 @@ class Workload:
         batch_microbatches: of one inner step of a replica.
         vector_bytes: the whole model, as replicas send it.
         state_bytes: training state of the whole model.
-        resident: parameters that each card has, even where most are shared out.
+        resident: parameters that each card has, even where most are shared out; 0 where they
+            cannot be.
     """
 
     parameters: int
@@ -86,7 +87,9 @@ class Workload:
         return 2 * FP32_BYTES * self.resident + -(-self.state_bytes // gpus)
 
     def shards_on(self, offer: MachineOffer) -> bool:
-        return offer.gpus > 1 and bool(too_small_of([offer], self.state_bytes_on(offer.gpus)))
+        """Whether its cards share out weights too, since they cannot hold them whole."""
+        can = offer.gpus > 1 and self.resident > 0
+        return can and bool(too_small_of([offer], self.state_bytes_on(offer.gpus)))
 
     def step_us(self, offer: MachineOffer) -> int:
         """A step of a machine that trains alone, with its cards' exchanges, which nothing hides."""

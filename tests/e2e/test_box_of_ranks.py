@@ -22,8 +22,8 @@ def own(tmp_path: Path) -> Iterator[Swarm]:
         yield own
 
 
-def launch(own: Swarm, via: Peer) -> Peer:
-    return own.launch("box", "join", "--bootstrap", via.address, "--gpus", "2")
+def launch(own: Swarm, via: Peer, *more: str) -> Peer:
+    return own.launch("box", "join", "--bootstrap", via.address, "--gpus", "2", *more)
 
 
 def all_gone(processes: list[psutil.Process]) -> bool:
@@ -53,3 +53,11 @@ def test_a_peer_of_two_processes_averages_and_dies_as_one(own: Swarm) -> None:
     box.process.send_signal(signal.SIGKILL)
     box.process.wait()
     wait_until(partial(all_gone, processes), "nothing of the peer is left")
+
+
+def test_a_peer_whose_processes_share_out_the_weights_averages(own: Swarm) -> None:
+    founder = own.founder
+    box = launch(own, founder, "--shard-weights")
+    assert box.wait_event(EventName.TRAINER_STARTED, START_S)["ranks"] == 2
+    assert "a part of the weights" in box.wait_event(EventName.STEP_CHOSEN)["detail"]
+    all_averaging([founder, box], 2)

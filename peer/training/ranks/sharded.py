@@ -242,7 +242,8 @@ class _Pass(torch.autograd.Function):
         (hidden,) = ctx.saved_tensors
         again = hidden.detach().requires_grad_()
         with torch.enable_grad(), torch.autocast(**ctx.autocast):
-            out = ctx.compute(again)
+            # Of a leaf autocast would keep one copy, and sum what comes back to it in bf16.
+            out = ctx.compute(again.view_as(again))
         torch.autograd.backward(out, grads[0])
         ctx.add_gradient()
         return again.grad, None, None

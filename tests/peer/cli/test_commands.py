@@ -159,6 +159,8 @@ def test_a_bug_is_called_a_bug(daemon) -> None:
         (["start", "run.toml", "--gpus", "0"], "--gpus: use 'all', how many (from 1), or which"),
         (["start", "run.toml", "--gpus", "1,1"], "--gpus: name each GPU once"),
         (["start", "run.toml", "--gpus", "9", "--device", "cpu"], "has 8 sequences"),
+        (["start", "run.toml", "--shard-weights"], "needs several GPUs of this machine"),
+        (["start", "run.toml", "--shard-weights", "--gpus", "1"], "needs several GPUs"),
         (["start", "run.toml", "--overlap-steps", "-1"], "--overlap-steps: must be from 0"),
         (["start", "run.toml", "--stage", "1"], "No such option: --stage"),
         (["start", "run.toml", "--overlap-steps", "2"], "this run waits for no fragments"),

@@ -127,10 +127,15 @@ def _assert_near(one, other, bound=1e-5):
         assert torch.linalg.vector_norm(vector - other[name]) <= most, name
 
 
-@pytest.mark.parametrize("shards", [False, True])
-@pytest.mark.parametrize(("optimizer", "ranks", "batch_size"), [("adamw", 2, 4), ("muon", 3, 5)])
+@pytest.mark.parametrize(
+    ("optimizer", "ranks", "batch_size", "shards"),
+    [("adamw", 2, 4, False), ("muon", 3, 5, False), ("adamw", 2, 5, True), ("muon", 3, 4, True)],
+)
 async def test_several_train_as_one(corpus, tmp_path, optimizer, ranks, batch_size, shards):
-    """With shares of 2, 2 and 1 sequences too: a mean of their means would be another gradient."""
+    """With shares of 2, 2 and 1 sequences too: a mean of their means would be another gradient.
+
+    Also where each has a part of the weights alone.
+    """
     settings = [_settings(corpus, n, optimizer, batch_size, shards=shards) for n in (1, ranks)]
     one, several = [await _life(each, tmp_path) for each in settings]
     np.testing.assert_allclose(one[0], several[0], rtol=1e-5)
@@ -194,9 +199,14 @@ def _runs(process):
         return False
 
 
-@pytest.mark.parametrize("phase", ["importing", "idle", "training", "keeping"])
-async def test_the_end_of_any_rank_is_the_trainers(corpus, tmp_path, phase):
-    async with _trainer(_settings(corpus, 2)) as (trainer, _), _nothing_stays(trainer) as ranks:
+@pytest.mark.parametrize(
+    ("phase", "shards"),
+    [(phase, False) for phase in ("importing", "idle", "training", "keeping")]
+    + [(phase, True) for phase in ("training", "keeping")],
+)
+async def test_the_end_of_any_rank_is_the_trainers(corpus, tmp_path, phase, shards):
+    settings = _settings(corpus, 2, shards=shards)
+    async with _trainer(settings) as (trainer, _), _nothing_stays(trainer) as ranks:
         if phase != "importing":
             await _next(trainer, Ready)
             await trainer.send(Load())
