@@ -220,7 +220,7 @@ class FlatModel:
     Attributes:
         moved: whether anything but a step has written to the weights since the last one.
         notes: how a step is computed, where not plainly, in sentences.
-        spans: what each rank has of the weights; none where each has all (ranks/sharded.py).
+        spans: what each rank has of the weights; none where each has all (sharded.py).
     """
 
     spans: Sequence[slice] = ()

@@ -112,7 +112,7 @@ def resident_parameters(spec: RunSpec, parameters: int) -> int:
 
 
 def card_memory(spec: RunSpec, cards: int, *, sharded: bool) -> int:
-    """Of each of several cards that train one model, beside what CUDA takes; at the least.
+    """Bytes that a card needs at the least, of several that train one model; CUDA's on top.
 
     That is with one sequence at a time, whose layers are computed again. Sharded, a card has its
     part alone of weights and gradients, and of embedding, head, norms and one layer all.

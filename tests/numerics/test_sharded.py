@@ -5,6 +5,7 @@ The ranks' exchange is tested with processes (tests/peer/training/test_ranks.py)
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from test_families import spec_of
@@ -14,7 +15,7 @@ from peer.training.device import Precision
 from peer.training.model import FlatModel, empty_module, initial_module, layout_of
 from peer.training.optimizer import inner_optimizer, rank_spans
 from peer.training.ranks.group import ALONE, Ranks
-from peer.training.ranks.sharded import ShardedModel, weights_nowhere
+from peer.training.sharded import ShardedModel, weights_nowhere
 from peer.training.shared import code_memory
 from peer.training.step import Stepper
 from protocol.run.families import FAMILIES
@@ -37,9 +38,9 @@ def trained(spec: RunSpec, model: FlatModel, precision: Precision) -> Iterator[t
     stepper = Stepper(model, optimizer, precision, micro_batch=3)
     model.take_moved(ALONE)
     for first in range(0, 12, 4):
-        result = stepper.step(corpus.blocks([first, first + 1, first + 2, first + 3]), 1e-2)
+        result = stepper.step(corpus.blocks(np.arange(first, first + 4)), 1e-2)
         yield torch.tensor(result.settled())
-    yield torch.tensor(stepper.loss_of(corpus.blocks([20, 21, 22, 23])))
+    yield torch.tensor(stepper.loss_of(corpus.blocks(np.arange(20, 24))))
     yield model.theta_P.clone()
 
 
@@ -66,7 +67,7 @@ def test_a_step_is_that_of_a_flat_model_bit_for_bit(
 def bytes_of(spec: RunSpec, model: FlatModel, ranks: Ranks) -> int:
     """Of weights, gradients and moments, after a step."""
     optimizer = inner_optimizer(model, spec.optimizer, "fp32", ranks)
-    Stepper(model, optimizer, "fp32", 1, ranks).step(tiny_corpus(spec).blocks([0, 1, 2, 3]), 0.0)
+    Stepper(model, optimizer, "fp32", 1, ranks).step(tiny_corpus(spec).blocks(np.arange(4)), 0.0)
     moments = [own for _, _, own in optimizer._moments() if own is not None]
     moved = [leaf.own for part in optimizer._parts for leaf in part.leaves if leaf.own is not None]
     weights = [*moved, *model._module.parameters()]

@@ -41,8 +41,8 @@ from peer.training.optimizer import inner_optimizer, rank_spans
 from peer.training.pipe import SocketChannel
 from peer.training.ports import Interrupted, NonFinite
 from peer.training.ranks.group import ALONE, RankOrder, Ranks
-from peer.training.ranks.sharded import ShardedModel, weights_nowhere
 from peer.training.recomputed import recompute_layers
+from peer.training.sharded import ShardedModel, weights_nowhere
 from peer.training.shared import code_memory
 from protocol.errors import LocoError
 from protocol.run.needs import can_shard, card_memory, sequence_memory

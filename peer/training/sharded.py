@@ -1,7 +1,7 @@
 """A model whose weights do not fit a card: each rank has those of its own span alone (ZeRO-3).
 
-Theory (arXiv 1910.02054). As in group.py, each rank's optimizer moves its span. But weights and
-gradients outside of it are there for a moment only, those of a layer at a time:
+Theory (arXiv 1910.02054). Each rank's optimizer moves its span, as in ranks/group.py. But weights
+and gradients outside of it are there for a moment only, those of a layer at a time:
 
     layer, forward       gather its weights; compute; keep its input
     layer, backward      gather its weights; compute again, and the gradients; add these to the
@@ -35,12 +35,12 @@ import torch
 from torch import nn
 from torch.utils import swap_tensors
 
-from peer.training.model import FlatModel, trained_parameters
-from peer.training.recomputed import layer_of
 from protocol.run.layout import LayoutEntry
 
-from .group import RankOrder, Ranks, parts_of
-from .spans import shared_part
+from .model import FlatModel, trained_parameters
+from .ranks.group import RankOrder, Ranks, parts_of
+from .ranks.spans import shared_part
+from .recomputed import layer_of
 
 
 @contextmanager
