@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils import swap_tensors
@@ -90,14 +91,18 @@ class ShardedModel(FlatModel):
         self._own = spans[ranks.rank]
         self._is_behind = False
         super().__init__(module, device, document_end=document_end)
-        self.notes.append("each GPU has a part of the weights alone: all of them do not fit")
+        self.notes.append(
+            "each GPU has a part of the weights alone: layers are computed again in the backward"
+            " pass, and not compiled"
+        )
 
     def _place(self) -> None:
         padded, size = self.layout.padded_parameters, self._own.stop - self._own.start
         os.ftruncate(self._memory_fd, 4 * padded)
         memory = mmap.mmap(self._memory_fd, 4 * padded)
         self._whole_P = torch.frombuffer(memory, dtype=torch.float32)
-        self.gradient_P = torch.zeros(padded)  # takes memory only where it serves as scratch
+        # Takes memory only where it serves as scratch: zeros of torch's are written.
+        self.gradient_P = torch.from_numpy(np.zeros(padded, np.float32))
         self._theta = torch.zeros(size, device=self.device)
         self._gradient = torch.zeros_like(self._theta)
         grouped = [
