@@ -238,8 +238,10 @@ class _Pass(torch.autograd.Function):
             "device_type": kind,
             "dtype": torch.get_autocast_dtype(kind),
             "enabled": torch.is_autocast_enabled(kind),
+            "cache_enabled": False,  # it would keep a bf16 copy of each layer
         }
-        out: torch.Tensor = compute(hidden)
+        with torch.autocast(**ctx.autocast):
+            out: torch.Tensor = compute(hidden)
         return out
 
     @staticmethod
@@ -247,8 +249,7 @@ class _Pass(torch.autograd.Function):
         (hidden,) = ctx.saved_tensors
         again = hidden.detach().requires_grad_()
         with torch.enable_grad(), torch.autocast(**ctx.autocast):
-            # Of a leaf autocast would keep one copy, and sum what comes back to it in bf16.
-            out = ctx.compute(again.view_as(again))
+            out = ctx.compute(again)
         torch.autograd.backward(out, grads[0])
         ctx.add_gradient()
         return again.grad, None, None

@@ -4,14 +4,17 @@ The ranks' exchange is tested with processes (tests/peer/training/test_ranks.py)
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from test_families import spec_of
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import TensorWeakRef
 from training_worlds import CPU, VOCABULARY, tiny_corpus, tiny_spec
 
-from peer.training.device import Precision
+from peer.training.device import Precision, autocast
 from peer.training.model import FlatModel, empty_module, initial_module, layout_of
 from peer.training.optimizer import inner_optimizer, rank_spans
 from peer.training.ranks.group import ALONE, Ranks
@@ -62,6 +65,38 @@ def test_a_step_is_that_of_a_flat_model_bit_for_bit(
     ):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
     assert torch.dist(flat.theta_P, before) > 0.1
+
+
+class Copies(TorchDispatchMode):
+    """bf16 copies of weights of this shape that are still there."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self._shape, self._made = shape, list[TensorWeakRef]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.dtype == torch.bfloat16:
+            self._made += [TensorWeakRef(out)] * (out.shape == self._shape)
+        return out
+
+    @property
+    def count(self) -> int:
+        return sum(each() is not None for each in self._made)
+
+
+def test_no_bf16_copy_of_a_layer_outlives_it() -> None:
+    """Autocast keeps those of a flat model until a forward pass is over."""
+    spec, found = tiny_spec(), []
+    tokens = torch.from_numpy(tiny_corpus(spec).blocks(np.arange(4)))
+    for model in FlatModel(initial_module(spec, VOCABULARY), CPU), sharded(spec, ALONE):
+        with autocast(CPU, "bf16"), Copies((24, 16)) as copies:
+            loss = model.loss(tokens)
+            found.append(copies.count)
+        loss.backward()
+    flat, parts = found
+    assert flat >= 4  # of two matrices in each of two layers
+    assert parts == 0
 
 
 def bytes_of(spec: RunSpec, model: FlatModel, ranks: Ranks) -> int:

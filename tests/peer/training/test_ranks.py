@@ -107,8 +107,11 @@ async def _life(settings, folder):
         again = await _trained(trainer, 1, closed.position)
         await trainer.send(Evaluate(1))
         loss = (await _next(trainer, Evaluated)).loss
+        tokens = np.arange(5 * 9, dtype=np.uint32)
+        await trainer.send(Evaluate(1, tokens.tobytes(), 5))
+        other_loss = (await _next(trainer, Evaluated)).loss
         second = await _kept(trainer, folder / "second")
-        return (closed.loss, again.loss, loss), first, second, codes
+        return (closed.loss, again.loss, loss, other_loss), first, second, codes
 
 
 async def _gone_on(settings, path):
