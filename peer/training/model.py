@@ -338,16 +338,15 @@ class FlatModel:
         return leaf
 
     # --- of several ranks, all call these together ------------------------------------------------
-    def own_gradient(self, span: slice) -> torch.Tensor:
-        """That of a rank's span, once it is reduced."""
-        return self.gradient_P[span]
-
-    def reduce(self, ranks: Ranks, spans: Sequence[slice]) -> None:
+    def reduce(self, ranks: Ranks, spans: Sequence[slice]) -> torch.Tensor:
+        """Sum the gradients; returns those of the rank's own span."""
         ranks.reduce(self.gradient_P, spans)
+        return self.gradient_P[spans[ranks.rank]]
 
     def share(self, ranks: Ranks, spans: Sequence[slice]) -> None:
         """Each rank has moved its span. The gradient is zero again."""
-        ranks.share(self.theta_P, spans)
+        if ranks.count > 1:
+            ranks.share(self.theta_P, spans)
         self.gradient_P.zero_()
 
     def take_moved(self, ranks: Ranks) -> None:

@@ -233,8 +233,8 @@ class FlatOptimizer:
     def step(self, learning_rate: float) -> torch.Tensor:
         """Clip, step, and zero the gradient. Returns its norm before clipping, a scalar."""
         model, ranks, spans = self._model, self._ranks, self._spans
-        model.reduce(ranks, spans)
-        gradient_P = model.own_gradient(spans[ranks.rank])
+        together = ranks.count > 1 or bool(model.spans)
+        gradient_P = model.reduce(ranks, spans) if together else model.gradient_P
         norm: torch.Tensor = torch.linalg.vector_norm(gradient_P)
         if ranks.count > 1:
             norm = ranks.sum(norm.square()).sqrt()

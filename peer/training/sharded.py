@@ -180,12 +180,10 @@ class ShardedModel(FlatModel):
         leaf.grad = self._gradient[own].view(shape)
         return leaf
 
-    def own_gradient(self, span: slice) -> torch.Tensor:
-        return self._gradient
-
-    def reduce(self, ranks: Ranks, spans: Sequence[slice]) -> None:
+    def reduce(self, ranks: Ranks, spans: Sequence[slice]) -> torch.Tensor:
         for piece in self._rest:
             self.add_gradient(piece)
+        return self._gradient
 
     def share(self, ranks: Ranks, spans: Sequence[slice]) -> None:
         self._is_behind = True

@@ -58,7 +58,10 @@ class Stepper:
         loss = torch.zeros((), device=self._model.device)
         own_BT = blocks_BT if self.ranks.count == 1 else self._dealt(blocks_BT, learning_rate)
         all_targets = num_targets(blocks_BT)
-        for tokens_bT, targets in chain(self._micro_batches(own_BT), self._waiting(blocks_BT)):
+        passes = self._micro_batches(own_BT)
+        if self._model.spans:
+            passes = chain(passes, self._waiting(blocks_BT))
+        for tokens_bT, targets in passes:
             share = targets / all_targets
             with autocast(self._model.device, self._precision):
                 part = self._model.loss(tokens_bT) * share
@@ -79,12 +82,11 @@ class Stepper:
 
     def _waiting(self, blocks_BT: npt.NDArray[np.int64]) -> Iterator[tuple[torch.Tensor, int]]:
         """What we compute for nothing while others, who need our weights, have more to do."""
-        if self._model.spans:
-            shares = np.array_split(blocks_BT, self.ranks.count)
-            passes = [sum(1 for part in self._cut(share) if num_targets(part)) for share in shares]
-            any_bT = torch.zeros((1, blocks_BT.shape[1]), dtype=torch.int64)
-            for _ in range(max(passes) - passes[self.ranks.rank]):
-                yield any_bT.to(self._model.device), 0
+        shares = np.array_split(blocks_BT, self.ranks.count)
+        passes = [len(list(self._micro_batches(share))) for share in shares]
+        any_bT = torch.zeros((1, blocks_BT.shape[1]), dtype=torch.int64)
+        for _ in range(max(passes) - passes[self.ranks.rank]):
+            yield any_bT.to(self._model.device), 0
 
     def _alike(self, order: RankOrder, blocks_BT: npt.NDArray[np.int64]) -> None:
         """Have all ranks compute this, where each has weights that the others need."""
@@ -128,12 +130,10 @@ class Stepper:
         self, blocks_BT: npt.NDArray[np.int64]
     ) -> Iterator[tuple[torch.Tensor, int]]:
         """Those with targets, and how many."""
-        for part, tokens_bT in zip(self._cut(blocks_BT), self._split(blocks_BT), strict=True):
-            if targets := num_targets(part):
+        parts = np.split(blocks_BT, range(self.micro_batch, len(blocks_BT), self.micro_batch))
+        for part_BT, tokens_bT in zip(parts, self._split(blocks_BT), strict=True):
+            if targets := num_targets(part_BT):
                 yield tokens_bT, targets
-
-    def _cut(self, blocks_BT: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
-        return np.split(blocks_BT, range(self.micro_batch, len(blocks_BT), self.micro_batch))
 
     def _split(self, blocks_BT: npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
         tokens_BT = torch.from_numpy(blocks_BT)
