@@ -26,7 +26,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from peer.training.model import FlatModel
+from peer.training.model import FlatModel, block_matrices
 from peer.training.optimizer import FlatOptimizer
 
 from .arms import BRANCH, EQUAL_PARTS, GENERALIST, LABELS, PARTS, Training, expert
@@ -161,8 +161,10 @@ def hand_over(giver: Holder, taker: Holder) -> None:
 def _own_moments(holder: Holder) -> set[str]:
     """Names of those of the feed-forward blocks, whose matrices are all Muon's."""
     trunk = {part.start for part in shared_parts(holder.model)}
-    places = map(holder.model.place_of, holder.model.block_matrices())
-    return {f"momentum_buffer.{at}" for at, place in enumerate(places) if place not in trunk}
+    matrices = block_matrices(holder.model.layout)
+    return {
+        f"momentum_buffer.{at}" for at, each in enumerate(matrices) if each.place.start not in trunk
+    }
 
 
 class Gated(nn.Module):

@@ -169,11 +169,17 @@ def _first(
     whole = size_text(question.workload.state_bytes)
     if boxes := [offer for offer in question.offers if offer.gpus > 1]:
         names = _named([offer.name for offer in boxes])
-        each = size_text(question.workload.state_bytes_on(max(o.gpus for o in boxes)))
+        work = question.workload
+        each = size_text(work.state_bytes_on(max(o.gpus for o in boxes)))
         yield (
             f"Cards of {names} train as one peer: {each} of training state each at the least, and"
             " exchanges that nothing hides are counted; not measured."
         )
+        for box in filter(work.shards_on, boxes):
+            yield (
+                f"That does not fit a card of {box.name}: each has a part of the weights alone,"
+                f" {size_text(work.sharded_bytes_on(box.gpus))}, and computes layers twice."
+            )
     if small := question.too_small_for_the_whole:
         names = _named([offer.name for offer in small])
         yield f"The whole model's training state takes {whole}, too much for {names}."

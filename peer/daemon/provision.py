@@ -379,13 +379,13 @@ class Provision(Protocol):
 def free_room(config: PeerConfig, root: Path) -> FreeRoom:
     """Disk and memory that are free on this machine, whose home is at `root`.
 
-    Of several GPUs that train it is the fullest one: each holds all weights.
+    Of several GPUs that train it is the fullest one: each holds as much as the others.
     """
     names = devices_of(config.gpus, config.device) or (config.device or "auto",)
     devices = [choose_device(name) for name in names]
     gpus = [torch.cuda.mem_get_info(each)[0] for each in devices if each.type == "cuda"]
     memory = psutil.virtual_memory().available
-    return FreeRoom(free_bytes(root), memory, min(gpus, default=None))
+    return FreeRoom(free_bytes(root), memory, min(gpus, default=None), len(gpus) or 1)
 
 
 class RealProvision:
@@ -617,6 +617,7 @@ class RealProvision:
             threads=config.threads or 0,
             stage=stage,
             checkpoint_activations=config.checkpoint_activations,
+            shard_weights=config.shard_weights,
             devices=devices_of(config.gpus, config.device),
             split_context=config.split_context,
         )

@@ -210,6 +210,12 @@ class PeerConfig:
         " small for one sequence.",
         see="This takes a third more work.",
     )
+    shard_weights: bool = _flag(
+        OptionGroup.MACHINE,
+        "Save memory: keep on each of several GPUs a part of the weights alone. Default: where all"
+        " weights do not fit.",
+        see="See [machines](machines.md#a-model-that-does-not-fit-a-card).",
+    )
     overlap_steps: int | None = _machine(
         whole(0, 1000),
         "N",
@@ -524,6 +530,8 @@ def check_options(config: PeerConfig, spec: "RunSpec") -> None:
         check_gpus(config.gpus, config.told("gpus"), spec, split_context=config.split_context)
     if config.split_context:
         check_split_context(config.gpus, config.told("split-context"), spec)
+    if config.shard_weights:
+        check_shards(config, spec)
     if config.stage is not None and not (stages > 1 and config.stage < stages):
         why = "this run has no stages; leave it out"
         if stages > 1:
@@ -602,6 +610,21 @@ def check_split_context(gpus: str | None, told: str, spec: "RunSpec") -> None:
             continue  # of a checkpoint that the trainer reads
         if (count := ranks_of(gpus)) and (why := division_fault(config, count)):
             raise ConfigError(f"{told}: {why}")
+
+
+def check_shards(config: PeerConfig, spec: "RunSpec") -> None:
+    """Refuse parts of the weights for what needs all on each GPU. Raises ConfigError."""
+    from protocol.run.needs import can_shard
+
+    told = config.told("shard-weights")
+    if config.gpus is None or ranks_of(config.gpus) == 1:
+        raise ConfigError(f"{told}: needs several GPUs of this machine; give --gpus, too")
+    if config.split_context:
+        raise ConfigError(f"{told}: not together with {config.told('split-context')} so far")
+    if not all(map(can_shard, spec.models)):
+        raise ConfigError(
+            f"{told}: adapters and mixtures of experts need all weights on each GPU; leave it out"
+        )
 
 
 def ranks_of(gpus: str) -> int | None:

@@ -18,7 +18,15 @@ from typing import Final
 
 from protocol.errors import InvalidRunSpec
 from protocol.names import size_text
-from protocol.run.needs import SPARE_BYTES, Needs, needs_of
+from protocol.run.needs import (
+    CUDA_CONTEXT_BYTES,
+    FP32_BYTES,
+    SPARE_BYTES,
+    Needs,
+    can_shard,
+    card_memory,
+    needs_of,
+)
 from protocol.run.run_spec import STDLIB_BYTES, RunSpec
 
 from .config import OPTIONS, ConfigError, PeerConfig
@@ -46,11 +54,13 @@ class FreeRoom:
 
     Attributes:
         gpu: on the GPU that has the least, of those that train; None where it trains on its CPU.
+        gpus: that train.
     """
 
     disk: int
     memory: int
     gpu: int | None = None
+    gpus: int = 1
 
 
 def check_agreed(config: PeerConfig, spec: RunSpec, free: FreeRoom, *, expert: str = "") -> None:
@@ -80,15 +90,30 @@ def misfit(config: PeerConfig, spec: RunSpec, free: FreeRoom) -> str:
 def _larger_than(share: float, config: PeerConfig, spec: RunSpec, free: FreeRoom) -> str:
     """What the run takes of which there is no such share free."""
     needs = _needs(spec, config)
-    memory = needs.model_memory(on_gpu=free.gpu is not None)
+    memory = needs.model_memory(on_gpu=free.gpu is not None) + _whole_in_host(spec, needs, free)
     wanted = [("disk", needs.disk - SPARE_BYTES, free.disk), ("memory", memory, free.memory)]
     if free.gpu is not None and share == 1:  # nothing else is wanted of it
-        wanted.append(("memory of the GPU", needs.gpu_memory, free.gpu))
+        wanted.append(("memory of the GPU", _gpu_memory(spec, needs, free), free.gpu))
     return " and ".join(
         f"{size_text(takes)} of {what} ({size_text(there)} are free)"
         for what, takes, there in wanted
         if takes > share * there
     )
+
+
+def _gpu_memory(spec: RunSpec, needs: Needs, free: FreeRoom) -> int:
+    """At the least, of each."""
+    if free.gpus == 1:
+        return needs.gpu_memory
+    return CUDA_CONTEXT_BYTES + card_memory(spec, free.gpus, sharded=can_shard(spec))
+
+
+def _whole_in_host(spec: RunSpec, needs: Needs, free: FreeRoom) -> int:
+    """Beside GPUs that cannot hold all weights: these, and as much for what is sent of them."""
+    if free.gpu is None or free.gpus == 1 or not can_shard(spec):
+        return 0
+    whole = CUDA_CONTEXT_BYTES + card_memory(spec, free.gpus, sharded=False)
+    return 2 * FP32_BYTES * needs.parameters if whole > free.gpu else 0
 
 
 def _needs(spec: RunSpec, config: PeerConfig | None) -> Needs:

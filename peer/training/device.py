@@ -5,6 +5,7 @@ import shutil
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Literal
 
+import psutil
 import torch
 
 Precision = Literal["fp32", "bf16"]
@@ -54,6 +55,13 @@ def _cuda_devices() -> str:
     if not torch.backends.cuda.is_built():
         return f"torch {torch.__version__} is built without CUDA; install one with it, or use cpu"
     return "torch finds no CUDA device; see whether nvidia-smi shows one, or use cpu"
+
+
+def free_memory(device: torch.device, ranks: int) -> int:
+    """For one of these ranks, which share that of a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return int(psutil.virtual_memory().available) // ranks
 
 
 def choose_precision(setting: str, device: torch.device) -> Precision:

@@ -59,7 +59,8 @@ class FastWeights(Protocol):
     """A model as flat vectors, fp32 [P]: its weights, and their gradients.
 
     The gradient is zero and idle between two steps: its memory serves as scratch, and is left zero.
-    A write to the weights is noted in `moved`: other ranks have them, too.
+    A write to the weights is noted in `moved`: other ranks have them, too, and note that they have
+    taken them. The vectors may be elsewhere than the device that computes.
     """
 
     theta_P: torch.Tensor
@@ -67,6 +68,17 @@ class FastWeights(Protocol):
     device: torch.device
     layout: Layout
     moved: bool
+
+
+@contextmanager
+def written_for_a_while(model: FastWeights) -> Iterator[None]:
+    """Inside, other weights are in place of these, which are there again in the end."""
+    moved, model.moved = model.moved, True
+    try:
+        yield
+    finally:
+        taken = not model.moved
+        model.moved = moved or taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +122,7 @@ class FragmentValues(ABC):
         """Write the codes of a fragment to its region; returns their digest. Raises NonFinite."""
         memory = self.codes(fragment)
         try:
-            with codes_on(self.model.device, memory) as codes:
+            with codes_on(self.model.theta_P.device, memory) as codes:
                 for chunk in self._chunks[fragment]:
                     self._codec.encode(self._values(chunk), codes[chunk.codes])
         except ValueError as error:
@@ -130,7 +142,7 @@ class FragmentValues(ABC):
     def _values(self, chunk: _Chunk) -> torch.Tensor: ...
 
     def _slow(self, span: slice) -> torch.Tensor:
-        return self.slow_P[span].to(self.model.device)
+        return self.slow_P[span].to(self.model.theta_P.device)
 
     def _scratch(self, size: int) -> torch.Tensor:
         self._scratched = max(self._scratched, size)
@@ -149,7 +161,7 @@ class FragmentDeltas(FragmentValues):
         (chunk,) = self._chunks[fragment]
         move = self._scratch(chunk.size)
         codes = codes_as_tensor(self.codes(fragment))
-        self._codec.decode(codes.to(self.model.device), move)
+        self._codec.decode(codes.to(self.model.theta_P.device), move)
         move.neg_()
         for own, span in chunk.parts():
             move[own].add_(self._slow(span))
@@ -161,16 +173,15 @@ class FragmentDeltas(FragmentValues):
     def merged(self, fragment: int) -> Iterator[None]:
         """Merge it for a while; then the weights are what they were, bit for bit."""
         (chunk,), theta_P = self._chunks[fragment], self.model.theta_P
-        moved = self.model.moved
         kept = [theta_P[span].clone() for span in chunk.spans]
-        try:
-            self.merge(fragment)
-            yield
-        finally:
-            self._clear_scratch()
-            for span, values in zip(chunk.spans, kept, strict=True):
-                theta_P[span] = values
-            self.model.moved = moved
+        with written_for_a_while(self.model):
+            try:
+                self.merge(fragment)
+                yield
+            finally:
+                self._clear_scratch()
+                for span, values in zip(chunk.spans, kept, strict=True):
+                    theta_P[span] = values
 
     def _chunks_of(self, fragment: Fragment) -> list[_Chunk]:
         spans, size = tuple(slice(*span) for span in fragment.spans), fragment.size
@@ -234,7 +245,7 @@ class FragmentSnapshots(FragmentValues):
                 before = held[chunks[index].own]
                 for own, span in chunks[index].parts():
                     move = self.slow_P[span] - before[own]
-                    self.model.theta_P[span].add_(move.to(self.model.device), alpha=share)
+                    self.model.theta_P[span].add_(move.to(self.model.theta_P.device), alpha=share)
 
     def _chunks_of(self, fragment: Fragment) -> list[_Chunk]:
         sizes = [self._codec.code_bytes(stop - start) for start, stop in fragment.chunks]

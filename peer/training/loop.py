@@ -28,7 +28,13 @@ from protocol.trainer_messages import Into, Merge, Tried, Try
 from . import messages
 from .corpus.blocks import Corpus, PieceCorpus
 from .device import is_out_of_memory
-from .fragments import FragmentDeltas, FragmentSnapshots, regions_of, values_of
+from .fragments import (
+    FragmentDeltas,
+    FragmentSnapshots,
+    regions_of,
+    values_of,
+    written_for_a_while,
+)
 from .model import FlatModel
 from .optimizer import FlatOptimizer
 from .ports import NonFinite
@@ -109,7 +115,7 @@ class InnerLoop:
             micro_batch=micro_batch,
             steps_per_s=steps_per_s,
             shapes=tuple((entry.name, entry.shape) for entry in layout.entries),
-            loops=codec.loops_for(layout.padded_parameters, device),
+            loops=codec.loops_for(layout.padded_parameters, self._model.theta_P.device),
             measures=measures,
         )
 
@@ -214,12 +220,13 @@ class InnerLoop:
         started_s = self._clock_s()
         theta_P, aside_P = self._model.theta_P, self._model.gradient_P
         aside_P.copy_(theta_P)  # the gradient is idle between two steps
-        try:
-            theta_P.copy_(self._slow_P)
-            loss, log_probs = self._measured(order)
-        finally:
-            theta_P.copy_(aside_P)
-            aside_P.zero_()
+        with written_for_a_while(self._model):
+            try:
+                theta_P.copy_(self._slow_P)
+                loss, log_probs = self._measured(order)
+            finally:
+                theta_P.copy_(aside_P)
+                aside_P.zero_()
         self._round_machine.measured(
             messages.Evaluated(order.round, loss, self._clock_s() - started_s, log_probs)
         )

@@ -87,6 +87,7 @@ class TrainerSettings(TrainerMessage, frozen=True):
         stage: None is the whole model.
         checkpoint_activations: whether layers keep less of a forward, and compute it again, even
             where memory suffices.
+        shard_weights: whether each rank has a part of the weights alone, even where all fit.
         devices: of all processes that train together, if there are several (ranks/group.py); rank
             is the number of this one. `threads` is of all.
         split_context: whether these divide each sequence between them, and not the batch.
@@ -101,6 +102,7 @@ class TrainerSettings(TrainerMessage, frozen=True):
     micro_batch_cap: int = 0
     stage: int | None = None
     checkpoint_activations: bool = False
+    shard_weights: bool = False
     devices: tuple[str, ...] = ()
     rank: int = 0
     split_context: bool = False

@@ -9,10 +9,10 @@ Shapes: P padded parameters, B sequences, T tokens of a sequence, D width, V voc
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from itertools import groupby
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ from .device import has_compiler
 from .head_loss import head_loss, log_probs
 from .llama import Config, Llama, is_supported
 from .ranks.context import NO_TARGET, SplitContext
+from .ranks.group import Ranks
 from .recomputed import recompute_layers
 
 ROUTER: Final = ".mlp.gate.weight"
@@ -204,6 +205,13 @@ def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
+class Part(NamedTuple):
+    """A part of the flat vector that an optimizer moves as one, in the shape that it has there."""
+
+    place: slice
+    shape: tuple[int, ...] = (-1,)
+
+
 class FlatModel:
     """A module whose trained parameters are views of one vector.
 
@@ -217,7 +225,10 @@ class FlatModel:
         moved: whether anything but a step has written to the weights since the last one.
         notes: how a step is computed, where not plainly, in sentences.
         recomputes: whether memory was too small to do otherwise.
+        spans: what each rank has of the weights; none where each has all (sharded.py).
     """
+
+    spans: Sequence[slice] = ()
 
     def __init__(
         self,
@@ -228,20 +239,11 @@ class FlatModel:
         document_end: int | None = None,
         context: SplitContext | None = None,
     ) -> None:
-        module.to(device)
-        parameters = trained_parameters(module)
         self.device = device
-        self.layout = Layout.from_shapes({name: p.shape for name, p in parameters.items()})
-        self.theta_P = torch.zeros(self.layout.padded_parameters, device=device)
-        self.gradient_P = torch.zeros_like(self.theta_P)
+        self.layout = layout_of(module)
         self.moved = False
-        for entry in self.layout.entries:
-            parameter, part = parameters[entry.name], slice(entry.offset, entry.offset + entry.size)
-            view = self.theta_P[part].view(entry.shape)
-            view.copy_(parameter.detach())
-            parameter.data = view
-            parameter.grad = self.gradient_P[part].view(entry.shape)
         self._module = module
+        self._place()
         self._document_end = document_end
         self._context = context
         if context is not None:
@@ -259,6 +261,19 @@ class FlatModel:
             self._forgo("that was never tried on GPUs that divide sequences")
         elif wanted:
             self._forward = torch.compile(module)
+
+    def _place(self) -> None:
+        """Make the vectors, and the parameters views of them."""
+        self._module.to(self.device)
+        self.theta_P = torch.zeros(self.layout.padded_parameters, device=self.device)
+        self.gradient_P = torch.zeros_like(self.theta_P)
+        parameters = trained_parameters(self._module)
+        for entry in self.layout.entries:
+            parameter, part = parameters[entry.name], slice(entry.offset, entry.offset + entry.size)
+            view = self.theta_P[part].view(entry.shape)
+            view.copy_(parameter.detach())
+            parameter.data = view
+            parameter.grad = self.gradient_P[part].view(entry.shape)
 
     @property
     def is_compiled(self) -> bool:
@@ -320,14 +335,12 @@ class FlatModel:
         found = log_probs(out_NV, self._head_VD, targets_BT.reshape(-1)).view_as(targets_BT)
         return found if self._context is None else self._context.whole(found, length)
 
-    def groups(
-        self, *, without_block_matrices: bool = False
-    ) -> list[tuple[list[nn.Parameter], bool]]:
-        """Leaves of the vector, matrices and the rest, each with whether it decays.
+    def groups(self, *, without_block_matrices: bool = False) -> list[tuple[list[Part], bool]]:
+        """Parts of the vector, matrices and the rest, each with whether it decays.
 
-        Neighbours of one kind are one leaf.
+        Neighbours of one kind are one part.
         """
-        matrices, rest = list[nn.Parameter](), list[nn.Parameter]()
+        matrices, rest = list[Part](), list[Part]()
 
         def kind(entry: LayoutEntry) -> tuple[bool, bool]:
             return len(entry.shape) >= 2, without_block_matrices and _is_block_matrix(entry)
@@ -336,27 +349,47 @@ class FlatModel:
             entries = list(run)
             part = slice(entries[0].offset, entries[-1].offset + entries[-1].padded_size)
             if not is_left_out:
-                (matrices if decays else rest).append(self.leaf(part))
-        return [(leaves, decays) for leaves, decays in ((matrices, True), (rest, False)) if leaves]
-
-    def block_matrices(self) -> list[nn.Parameter]:
-        """The matrices of the blocks, each expert's too, as leaf parameters of their own shapes."""
-        return [
-            self.leaf(slice(start, start + shape[0] * shape[1]), shape)
-            for entry in self.layout.entries
-            if _is_block_matrix(entry)
-            for start, shape in _matrices_of(entry)
-        ]
-
-    def place_of(self, leaf: nn.Parameter) -> int:
-        """Where a leaf begins in the vector, which may itself be a row of a larger one."""
-        return int(leaf.storage_offset() - self.theta_P.storage_offset())
+                (matrices if decays else rest).append(Part(part))
+        return [(parts, decays) for parts, decays in ((matrices, True), (rest, False)) if parts]
 
     def leaf(self, part: slice, shape: tuple[int, ...] = (-1,)) -> nn.Parameter:
         """A part of the vector as a parameter, with its gradient."""
         leaf = nn.Parameter(self.theta_P[part].view(shape))
         leaf.grad = self.gradient_P[part].view(shape)
         return leaf
+
+    # --- of several ranks, all call these together ------------------------------------------------
+    def reduce(self, ranks: Ranks, spans: Sequence[slice]) -> torch.Tensor:
+        """Sum the gradients; returns those of the rank's own span."""
+        ranks.reduce(self.gradient_P, spans)
+        return self.gradient_P[spans[ranks.rank]]
+
+    def share(self, ranks: Ranks, spans: Sequence[slice]) -> None:
+        """Each rank has moved its span. The gradient is zero again."""
+        if ranks.count > 1:
+            ranks.share(self.theta_P, spans)
+        self.gradient_P.zero_()
+
+    def take_moved(self, ranks: Ranks) -> None:
+        """Have the weights that rank 0 has, where these were moved."""
+        if self.moved:
+            ranks.spread(self.theta_P)
+            self.moved = False
+
+
+def layout_of(module: nn.Module) -> Layout:
+    shapes = {name: tuple(p.shape) for name, p in trained_parameters(module).items()}
+    return Layout.from_shapes(shapes)
+
+
+def block_matrices(layout: Layout) -> list[Part]:
+    """The matrices of the blocks, each expert's too."""
+    return [
+        Part(slice(start, start + shape[0] * shape[1]), shape)
+        for entry in layout.entries
+        if _is_block_matrix(entry)
+        for start, shape in _matrices_of(entry)
+    ]
 
 
 def _inputs_and_targets(

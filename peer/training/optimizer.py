@@ -34,10 +34,11 @@ from typing import Any, Final
 import torch
 from torch.optim.adamw import adamw
 
+from protocol.run.layout import Layout
 from protocol.run.sections import MuonSection, OptimizerSection
 
 from .device import Precision
-from .model import FlatModel
+from .model import FlatModel, Part, block_matrices
 from .ranks.group import ALONE, RankOrder, Ranks, parts_of
 from .ranks.spans import shared_part, spans_of
 
@@ -232,9 +233,8 @@ class FlatOptimizer:
     def step(self, learning_rate: float) -> torch.Tensor:
         """Clip, step, and zero the gradient. Returns its norm before clipping, a scalar."""
         model, ranks, spans = self._model, self._ranks, self._spans
-        if ranks.count > 1:
-            ranks.reduce(model.gradient_P, spans)
-        gradient_P = model.gradient_P[spans[ranks.rank]]
+        together = ranks.count > 1 or bool(model.spans)
+        gradient_P = model.reduce(ranks, spans) if together else model.gradient_P
         norm: torch.Tensor = torch.linalg.vector_norm(gradient_P)
         if ranks.count > 1:
             norm = ranks.sum(norm.square()).sqrt()
@@ -244,10 +244,15 @@ class FlatOptimizer:
                 group["lr"] = learning_rate * part.rate_ratio
             part.optimizer.step()
         self.num_steps += 1
-        if ranks.count > 1:
-            ranks.share(model.theta_P, spans)
-        model.gradient_P.zero_()
+        model.share(ranks, spans)
         return norm
+
+
+def rank_spans(
+    layout: Layout, section: OptimizerSection, count: int, *, by_size: bool = False
+) -> tuple[slice, ...]:
+    matrices = block_matrices(layout) if section.name == "muon" else []
+    return spans_of(layout, count, {each.place.start for each in matrices}, by_size=by_size)
 
 
 def inner_optimizer(
@@ -255,8 +260,8 @@ def inner_optimizer(
 ) -> FlatOptimizer:
     """The optimizer that the run spec names; AdamW decays matrices alone."""
     with_muon = section.name == "muon"
-    matrices = model.block_matrices() if with_muon else []
-    spans = spans_of(model.layout, ranks.count, {model.place_of(each) for each in matrices})
+    matrices = block_matrices(model.layout) if with_muon else []
+    spans = model.spans or rank_spans(model.layout, section, ranks.count)
     own = spans[ranks.rank]
     groups = [
         ([_leaf(model, each, own) for each in leaves], section.weight_decay if decays else 0.0)
@@ -274,7 +279,7 @@ def inner_optimizer(
             _own(leaves),
             precision,
             dtype,
-            MOST_TOGETHER if matrices[0].is_cuda else 0,
+            MOST_TOGETHER if model.device.type == "cuda" else 0,
             lr=peak,
             weight_decay=section.weight_decay,
             momentum=muon.momentum,
@@ -285,13 +290,11 @@ def inner_optimizer(
     return FlatOptimizer(model, section, parts, ranks, spans)
 
 
-def _leaf(model: FlatModel, parameter: torch.nn.Parameter, span: slice) -> OptimizerLeaf:
-    start = model.place_of(parameter)
-    place = slice(start, start + parameter.numel())
-    part = shared_part(place, span)
-    if part == place:
-        return OptimizerLeaf(place, parameter)
-    return OptimizerLeaf(place, model.leaf(part) if part.start < part.stop else None)
+def _leaf(model: FlatModel, whole: Part, span: slice) -> OptimizerLeaf:
+    part = shared_part(whole.place, span)
+    if part == whole.place:
+        return OptimizerLeaf(part, model.leaf(*whole))
+    return OptimizerLeaf(whole.place, model.leaf(part) if part.start < part.stop else None)
 
 
 def _own(leaves: Sequence[OptimizerLeaf]) -> list[torch.nn.Parameter]:

@@ -107,18 +107,24 @@ def trainer_starter(
 ) -> StartTrainer:
     """Starts trainers in processes; every start must be given `slow.array`.
 
-    A cap of 0 sequences says that memory was too small for one: from then on less is kept of each.
+    A cap of 0 sequences says that memory was too small for one: from then on less is kept of each;
+    and if that was so already each of several ranks gets a part of the weights alone.
     """
     spec, recomputes = settings.run_spec(), settings.checkpoint_activations
+    shards = settings.shard_weights
 
     @contextlib.asynccontextmanager
     async def start(vector: Float32Vector, micro_batch_cap: int | None) -> AsyncIterator[Trainer]:
         if vector.ctypes.data != slow.array.ctypes.data or vector.size != slow.array.size:
             raise ValueError("the trainer can only start on the shared slow weights")
-        nonlocal recomputes
+        nonlocal recomputes, shards
+        shards |= recomputes and micro_batch_cap == 0
         recomputes |= micro_batch_cap == 0
         told = replace(
-            settings, micro_batch_cap=micro_batch_cap or 0, checkpoint_activations=recomputes
+            settings,
+            micro_batch_cap=micro_batch_cap or 0,
+            checkpoint_activations=recomputes,
+            shard_weights=shards,
         )
         made = [code_memory() for _ in range(1 if settings.stage is None else 2)]
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-_LAYER: Final = re.compile(r"(?:^|\.)layers\.\d+$")
+_LAYER: Final = re.compile(r"(?:.*\.)?layers\.\d+(?=\.|$)")
 
 
 class _Recomputed(nn.Module):
@@ -27,12 +27,18 @@ class _Recomputed(nn.Module):
         return checkpoint(forward, *given, **kept, **named)
 
 
+def layer_of(name: str) -> str | None:
+    """The name of the layer that has this parameter; None where it is in none."""
+    found = _LAYER.match(name)
+    return found and found.group()
+
+
 def recompute_layers(module: nn.Module) -> bool:
     """Returns whether there were any that are not computed again already."""
     layers = [
         layer
         for name, layer in module.named_modules()
-        if _LAYER.search(name) and not isinstance(layer, _Recomputed)
+        if layer_of(name) == name and not isinstance(layer, _Recomputed)
     ]
     for layer in layers:
         layer.__class__ = type(type(layer).__name__, (_Recomputed, type(layer)), {})

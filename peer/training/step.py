@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -55,9 +56,12 @@ class Stepper:
     def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Train on [B, T+1] tokens, of which each rank takes a share. Others get rank 0's."""
         loss = torch.zeros((), device=self._model.device)
-        own_BT = self._dealt(RankOrder.STEP, blocks_BT, learning_rate)
+        own_BT = self._dealt(blocks_BT, learning_rate)
         all_targets = num_targets(blocks_BT)
-        for tokens_bT, targets in self._micro_batches(own_BT):
+        passes = self._micro_batches(own_BT)
+        if self._model.spans:
+            passes = chain(passes, self._waiting(blocks_BT))
+        for tokens_bT, targets in passes:
             share = targets / all_targets
             with autocast(self._model.device, self._precision):
                 part = self._model.loss(tokens_bT) * share
@@ -68,17 +72,35 @@ class Stepper:
         return StepResult(loss, self.optimizer.step(learning_rate))
 
     def _dealt(
-        self, order: RankOrder, blocks_BT: npt.NDArray[np.int64], learning_rate: float = 0.0
+        self, blocks_BT: npt.NDArray[np.int64], learning_rate: float
     ) -> npt.NDArray[np.int64]:
-        """Our share of what all ranks compute now, from the same weights."""
+        """Our share of a step that all ranks take now, from the same weights."""
         ranks, model = self.ranks, self._model
         if ranks.count == 1:
             return blocks_BT
-        ranks.tell(order, *blocks_BT.shape, learning_rate, model.moved)
-        if model.moved:
-            ranks.spread(model.theta_P)
-            model.moved = False
+        ranks.tell(RankOrder.STEP, *blocks_BT.shape, model.moved, learning_rate)
+        model.take_moved(ranks)
         return ranks.deal(blocks_BT)
+
+    def _waiting(self, blocks_BT: npt.NDArray[np.int64]) -> Iterator[tuple[torch.Tensor, int]]:
+        """What we compute for nothing while others, who need our weights, have more to do."""
+        shares = np.array_split(blocks_BT, self.ranks.count)
+        passes = [len(list(self._micro_batches(share))) for share in shares]
+        any_bT = torch.zeros((1, blocks_BT.shape[1]), dtype=torch.int64)
+        for _ in range(max(passes) - passes[self.ranks.rank]):
+            yield any_bT.to(self._model.device), 0
+
+    def _alike(self, order: RankOrder, blocks_BT: npt.NDArray[np.int64]) -> None:
+        """Have all ranks compute this, where each has what the others need."""
+        ranks, model = self.ranks, self._model
+        if not (model.spans or ranks.divide_sequences):
+            return
+        if ranks.divide_sequences:
+            model.moved = True  # rank 0 may have other weights for this alone
+        ranks.tell(order, *blocks_BT.shape, model.moved)
+        model.take_moved(ranks)
+        ranks.spread(torch.from_numpy(blocks_BT))
+        model.moved = ranks.divide_sequences
 
     def goes_on_after(self, error: Exception, most: int) -> bool:
         """Take other ways after a step that failed; False where none is left.
@@ -106,6 +128,7 @@ class Stepper:
             total = -self.log_probs_of(blocks_BT).sum(dtype=np.float64)
             return float(total) / max(1, num_targets(blocks_BT))
         total = torch.zeros((), device=self._model.device)
+        self._alike(RankOrder.LOSS, blocks_BT)
         with torch.no_grad(), autocast(self._model.device, self._precision):
             for tokens_bT, targets in self._micro_batches(blocks_BT):
                 total += self._model.loss(tokens_bT) * targets
@@ -113,10 +136,7 @@ class Stepper:
 
     def log_probs_of(self, tokens_BT: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """Log-probabilities of the targets under the current weights, [B, T]; 0 of others."""
-        if self.ranks.divide_sequences:  # those of rank 0 may be other ones for this alone
-            self._model.moved = True
-            tokens_BT = self._dealt(RankOrder.SCORE, tokens_BT)
-            self._model.moved = True
+        self._alike(RankOrder.LOG_PROBS, tokens_BT)
         with torch.no_grad(), autocast(self._model.device, self._precision):
             parts = [self._model.log_probs(each).cpu() for each in self._split(tokens_BT)]
         told_BT: npt.NDArray[np.float32] = torch.cat(parts).numpy()
@@ -126,11 +146,8 @@ class Stepper:
         self, blocks_BT: npt.NDArray[np.int64]
     ) -> Iterator[tuple[torch.Tensor, int]]:
         """Those with targets, and how many."""
-        for part_BT, tokens_bT in zip(
-            np.split(blocks_BT, range(self.micro_batch, len(blocks_BT), self.micro_batch)),
-            self._split(blocks_BT),
-            strict=True,
-        ):
+        parts = np.split(blocks_BT, range(self.micro_batch, len(blocks_BT), self.micro_batch))
+        for part_BT, tokens_bT in zip(parts, self._split(blocks_BT), strict=True):
             if targets := num_targets(part_BT):
                 yield tokens_bT, targets
 

@@ -18,7 +18,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final, get_args
 
 from protocol.errors import LocalProtocolError, LocoError
-from protocol.run.needs import FP32_BYTES, parameters_of, state_bytes_of
+from protocol.run.needs import (
+    FP32_BYTES,
+    can_shard,
+    parameters_of,
+    resident_parameters,
+    state_bytes_of,
+)
 from protocol.run.run_spec import RunSpec
 from protocol.run.sections import BOUNDARY_BITS, BoundaryCodec, PipelineSection
 from protocol.run.ways import CODECS
@@ -50,6 +56,8 @@ class Workload:
         batch_microbatches: of one inner step of a replica.
         vector_bytes: the whole model, as replicas send it.
         state_bytes: training state of the whole model.
+        resident: parameters that each card has, even where most are shared out; 0 where they
+            cannot be.
     """
 
     parameters: int
@@ -61,6 +69,7 @@ class Workload:
     inner_steps: int
     vector_bytes: int
     state_bytes: int
+    resident: int = 0
 
     @property
     def tokens(self) -> int:
@@ -71,13 +80,27 @@ class Workload:
         on_all = 2 * FP32_BYTES * self.parameters  # weights and gradient
         return on_all + -(-(self.state_bytes - on_all) // gpus)
 
+    def sharded_bytes_on(self, gpus: int) -> int:
+        """The same where weights and gradients are shared out, too (ZeRO-3)."""
+        if gpus == 1 or not self.resident:
+            return self.state_bytes_on(gpus)
+        return 2 * FP32_BYTES * self.resident + -(-self.state_bytes // gpus)
+
+    def shards_on(self, offer: MachineOffer) -> bool:
+        """Whether its cards share out weights too, since they cannot hold them whole."""
+        can = offer.gpus > 1 and self.resident > 0
+        return can and bool(too_small_of([offer], self.state_bytes_on(offer.gpus)))
+
     def step_us(self, offer: MachineOffer) -> int:
         """A step of a machine that trains alone, with its cards' exchanges, which nothing hides."""
         sequences = -(-self.batch_microbatches * self.sequences // offer.gpus)
         computing = sequences * offer.compute_us // self.sequences
         # Each card sends all of the gradient but its own part, and gets as much of new weights.
-        sent = 2 * FP32_BYTES * self.parameters * (offer.gpus - 1) // offer.gpus
-        return TRAINING_PER_FORWARD * computing + sent * US_PER_S // offer.gpu_bytes_per_s
+        forwards, exchanges = TRAINING_PER_FORWARD, 2
+        if self.shards_on(offer):  # layers are computed again, each pass gets the weights twice
+            forwards, exchanges = forwards + 1, 3 * -(-sequences // self.sequences)
+        sent = exchanges * FP32_BYTES * self.parameters * (offer.gpus - 1) // offer.gpus
+        return forwards * computing + sent * US_PER_S // offer.gpu_bytes_per_s
 
     def boundary_bytes(self, codec: str) -> int:
         return self.tokens * self.hidden_size * BOUNDARY_BITS[codec] // 8
@@ -102,6 +125,7 @@ def workload_of(spec: RunSpec, sequences: int | None = None) -> Workload:
         spec.sync.round_steps,
         int(parameters * CODECS[spec.sync.codec].bytes_per_value),
         state_bytes_of(spec, parameters),
+        resident_parameters(spec, parameters) if can_shard(spec) else 0,
     )
 
 
@@ -211,7 +235,7 @@ class PlanQuestion:
 
     @property
     def too_small_for_the_whole(self) -> tuple[MachineOffer, ...]:
-        each = self.workload.state_bytes_on
+        each = self.workload.sharded_bytes_on
         return tuple(o for o in self.offers if too_small_of([o], each(o.gpus)))
 
 

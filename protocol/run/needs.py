@@ -100,6 +100,37 @@ def state_bytes_of(spec: RunSpec, parameters: int) -> int:
     return weights + moments * (FP32_BYTES if spec.optimizer.moments == "fp32" else BF16_BYTES)
 
 
+def can_shard(spec: RunSpec) -> bool:
+    """Whether each of several cards can have a part of the weights alone.
+
+    Adapters leave most weights as they are, and what balances experts comes out of their layers.
+    """
+    return spec.adapter is None and spec.pipeline.stages == 1 and not _decoder(spec).is_mixture
+
+
+def resident_parameters(spec: RunSpec, parameters: int) -> int:
+    """Those of one layer, and of all that is in none."""
+    decoder = _decoder(spec)
+    return parameters - (decoder.num_hidden_layers - 1) * decoder.layer_parameters
+
+
+def card_memory(spec: RunSpec, cards: int, *, sharded: bool) -> int:
+    """Bytes that a card needs at the least, of several that train one model; CUDA's on top.
+
+    That is with one sequence at a time, whose layers are computed again. Sharded, a card has its
+    part alone of weights and gradients, and of embedding, head, norms and one layer all.
+    """
+    held = parameters_of(spec)
+    state, on_all = state_bytes_of(spec, held), 2 * FP32_BYTES * held
+    if sharded:
+        on_all = 2 * FP32_BYTES * resident_parameters(spec, held)
+        beside = 0  # averages are merged in main memory
+    else:
+        state, beside = state - on_all, FP32_BYTES * held
+    each = int(sequence_memory(spec, recomputes=True) * WITH_BACKWARD)
+    return on_all + -(-state // cards) + beside + _head_gradients(spec) + each
+
+
 def flops_per_token(spec: RunSpec) -> float:
     """Operations of training on one token, forward and backward.
 

@@ -101,6 +101,14 @@ def test_a_peer_of_two_processes_averages_and_dies_as_one(own: Swarm) -> None:
     wait_until(partial(all_gone, processes), "nothing of the peer is left")
 
 
+def test_a_peer_whose_processes_share_out_the_weights_averages(own: Swarm) -> None:
+    founder = own.founder
+    box = launch(own, founder, 2, "--shard-weights")
+    assert box.wait_event(EventName.TRAINER_STARTED, START_S)["ranks"] == 2
+    assert "a part of the weights" in box.wait_event(EventName.STEP_CHOSEN)["detail"]
+    all_averaging([founder, box], 2)
+
+
 @pytest.mark.long
 def test_boxes_of_one_and_three_average_with_one_alone_and_one_loses_a_rank(own: Swarm) -> None:
     peers = [own.founder, *(launch(own, own.founder, ranks) for ranks in (1, 3))]

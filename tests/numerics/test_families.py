@@ -16,6 +16,7 @@ from peer.state.export import export_hugging_face
 from peer.training.messages import RoundClosed
 from peer.training.model import (
     FlatModel,
+    block_matrices,
     config_of,
     empty_module,
     initial_module,
@@ -76,12 +77,13 @@ def test_parameters_are_counted_to_the_last_one(family: str, sizes: dict[str, An
 def test_muon_takes_the_matrices_that_are_counted(family: str) -> None:
     spec = spec_of(family, muon=True)
     model = FlatModel(empty_module(spec, 256), CPU)
-    matrices = model.block_matrices()
+    matrices = [model.leaf(*part) for part in block_matrices(model.layout)]
     assert all(matrix.dim() == 2 and matrix.is_contiguous() for matrix in matrices)
     parameters = parameters_of(spec)
     saved = 4 * 4 * parameters - state_bytes_of(spec, parameters)
     assert saved == 4 * sum(matrix.numel() for matrix in matrices)
-    rest = [leaf for leaves, _ in model.groups(without_block_matrices=True) for leaf in leaves]
+    groups = model.groups(without_block_matrices=True)
+    rest = [model.leaf(*part) for parts, _ in groups for part in parts]
     assert sum(leaf.numel() for leaf in (*matrices, *rest)) == model.layout.padded_parameters
 
 
@@ -165,7 +167,8 @@ def test_each_matrix_of_each_expert_is_muons_alone() -> None:
     named = dict(model._module.named_parameters())
     first = "model.layers.0.mlp"
     assert named[f"{first}.experts.gate_up_proj"].shape == (3, 48, 16)
-    starts = {matrix.data_ptr(): matrix for matrix in model.block_matrices()}
+    matrices = [model.leaf(*part) for part in block_matrices(model.layout)]
+    starts = {matrix.data_ptr(): matrix for matrix in matrices}
     for expert in range(3):
         gate, up = named[f"{first}.experts.gate_up_proj"][expert].chunk(2)
         for part in (gate, up, named[f"{first}.experts.down_proj"][expert]):

@@ -7,7 +7,7 @@ import torch
 from training_worlds import VOCABULARY, tiny_spec
 
 from peer.training.device import Precision
-from peer.training.model import FlatModel, empty_module, initial_module
+from peer.training.model import FlatModel, block_matrices, empty_module, initial_module
 from peer.training.optimizer import AdamW, Muon, inner_optimizer
 from protocol.run.sections import MuonSection, OptimizerSection
 
@@ -163,9 +163,10 @@ def test_the_matrices_of_the_blocks_are_views_and_all_else_is_adamws():
     spec = spec_with()
     model = FlatModel(empty_module(spec, VOCABULARY), CPU)
     storage = model.theta_P.untyped_storage().data_ptr()
-    matrices = model.block_matrices()
+    matrices = [model.leaf(*part) for part in block_matrices(model.layout)]
     assert [leaf.untyped_storage().data_ptr() for leaf in matrices] == [storage] * 14
-    rest = [leaf for leaves, _ in model.groups(without_block_matrices=True) for leaf in leaves]
+    groups = model.groups(without_block_matrices=True)
+    rest = [model.leaf(*part) for parts, _ in groups for part in parts]
     covered = sum(leaf.numel() for leaf in (*matrices, *rest))
     assert model.layout.parameters <= covered <= model.layout.padded_parameters
     names = {e.offset: e.name for e in model.layout.entries}

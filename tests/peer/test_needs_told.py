@@ -111,6 +111,20 @@ def test_what_fits_depends_on_what_its_user_agreed_to(tmp_path: Path):
     )
 
 
+def test_what_fits_several_cards_together_fits_if_main_memory_holds_the_whole(tmp_path: Path):
+    spec, agrees = (
+        preset_spec("1b", "noloco", "adamw"),
+        load_config({"home": tmp_path, "yes": True}, {}),
+    )
+    for gpus, memory, lacks in (
+        (1, 99, "the GPU (8.0 GB"),
+        (8, 99, ""),
+        (8, 12, "16.5 GB of memory (12.0 GB"),
+    ):
+        said = misfit(agrees, spec, FreeRoom(GB * 999, GB * memory, GB * 8, gpus))
+        assert (lacks in said) if lacks else said == ""
+
+
 def test_the_programs_themselves_are_not_asked_for(tmp_path: Path):
     """Who joins wants them, whatever the run; many small peers share a small machine."""
     check_agreed(load_config({"home": tmp_path}, {}), RunSpec(), FreeRoom(GB, 200 << 20))

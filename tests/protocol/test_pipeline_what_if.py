@@ -96,6 +96,22 @@ def test_cards_of_a_machine_share_moments_and_batch_and_wait_for_each_other():
     assert [million.state_bytes_on(n) for n in (1, 4)] == [16 * 10**6, 10 * 10**6]
 
 
+def test_cards_that_cannot_hold_all_weights_share_them_out_and_wait_more():
+    """0.8 MB on each card, 16 MB shared out; layers twice, and 12 bytes a parameter exchanged."""
+    million = replace(WORKLOAD, parameters=10**6, state_bytes=16 * 10**6, batch_microbatches=4)
+    shared = replace(million, resident=10**5)
+    box = replace(EQUAL[0], memory_bytes=5 * 10**6, gpus=4, gpu_bytes_per_s=10**9)
+    told = []
+    for work in (million, shared):
+        asked = PlanQuestion((box,), *uniform([box], 1000, 10**9), work, 2, 2)
+        told.append(asked.too_small_for_the_whole == ())
+    assert told == [False, True]
+    assert shared.sharded_bytes_on(4) == 4_800_000
+    assert shared.step_us(box) == 409_000
+    large = replace(box, memory_bytes=10 * 10**6)
+    assert shared.step_us(large) == million.step_us(large) == 306_000
+
+
 def test_muon_keeps_one_moment_of_the_blocks_matrices_where_adamw_keeps_two():
     spec = RunSpec()
     assert workload_of(spec).state_bytes == 16 * 885_888

@@ -29,12 +29,15 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def start_followers(
-    settings: TrainerSettings, store_fd: int, report: Callable[[Failed], None]
+    settings: TrainerSettings, memory: tuple[int, int], report: Callable[[Failed], None]
 ) -> None:
-    """Start ranks 1 and up. When one ends the reason is reported, and this process exits."""
+    """Start ranks 1 and up. When one ends the reason is reported, and this process exits.
+
+    The memory is that in which ranks meet, and that of the weights, where each has a part alone.
+    """
     ended = threading.Lock()
     for rank in range(1, len(settings.devices)):
-        process, line = _start(replace(settings, rank=rank), store_fd)
+        process, line = _start(replace(settings, rank=rank), memory)
         watch = _FollowerWatch(
             f"rank {rank} of {len(settings.devices)}", process, line, report, ended
         )
@@ -42,7 +45,7 @@ def start_followers(
 
 
 def _start(
-    settings: TrainerSettings, store_fd: int
+    settings: TrainerSettings, memory: tuple[int, int]
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair()
     with theirs:
@@ -52,8 +55,8 @@ def _start(
             stdout=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
         )
-    begin = encode(Begin("follow", settings, 1))
-    sent = socket.send_fds(ours, [begin], [store_fd])
+    begin = encode(Begin("follow", settings, len(memory)))
+    sent = socket.send_fds(ours, [begin], memory)
     ours.sendall(begin[sent:])
     return process, ours
 

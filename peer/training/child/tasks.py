@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from msgspec.structs import replace
 from torch import nn
@@ -17,7 +18,13 @@ from peer.runtime.child_frames import MAX_FAILURE_CHARS, PipeError
 from peer.training import step
 from peer.training.child.followers import die_with_rank_0, start_followers
 from peer.training.corpus.folder import open_corpus
-from peer.training.device import Precision, choose_device, choose_precision, is_out_of_memory
+from peer.training.device import (
+    Precision,
+    choose_device,
+    choose_precision,
+    free_memory,
+    is_out_of_memory,
+)
 from peer.training.loop import InnerLoop, inner_loop
 from peer.training.messages import Failed, ModelCreated, Ready, TrainerSettings
 from peer.training.model import (
@@ -26,19 +33,21 @@ from peer.training.model import (
     config_of,
     empty_module,
     initial_module,
+    layout_of,
     model_config,
     model_shapes,
 )
-from peer.training.optimizer import inner_optimizer
+from peer.training.optimizer import inner_optimizer, rank_spans
 from peer.training.pipe import SocketChannel
 from peer.training.ports import Interrupted, NonFinite
 from peer.training.ranks.context import SplitContext
 from peer.training.ranks.group import ALONE, RankOrder, Ranks
 from peer.training.recomputed import recompute_layers
+from peer.training.sharded import ShardedModel, weights_nowhere
 from peer.training.shared import code_memory
 from protocol.errors import LocoError
 from protocol.run.families import division_fault
-from protocol.run.needs import sequence_memory
+from protocol.run.needs import can_shard, card_memory, sequence_memory
 from protocol.run.run_spec import RunSpec
 
 NICENESS_ON_CPU: Final = 10
@@ -67,8 +76,10 @@ def serve(channel: SocketChannel) -> int:
 
                 memory = slow_fd, codes_fd
                 return train(channel, partial(build_stage, settings, memory, ring_fd, channel))
-            case "follow", (store_fd,):
-                os._exit(follow(channel, settings, store_fd))  # threads of collectives may hang
+            case "follow", (store_fd, weights_fd):
+                os._exit(
+                    follow(channel, settings, store_fd, weights_fd)
+                )  # threads of collectives may hang
             case _:
                 raise PipeError(f"{begin.task} with {len(descriptors)} descriptors")
 
@@ -142,7 +153,7 @@ def build(
 ) -> tuple[InnerLoop, Ready]:
     """The loop of a whole model; with the micro-batch found and the speed measured."""
     spec = settings.run_spec()
-    ranks, batch = ALONE, spec.training.batch_size
+    ranks, batch, weights_fd = ALONE, spec.training.batch_size, -1
     if settings.divide_sequences:
         config = json.dumps(config_of(spec, settings.vocabulary_size))
         if why := division_fault(config, settings.ranks):
@@ -153,10 +164,10 @@ def build(
             f" GPUs here; give --gpus {batch}"
         )
     if settings.ranks > 1:
-        store_fd = code_memory()
-        start_followers(settings, store_fd, channel.emit)
+        store_fd, weights_fd = code_memory(), code_memory()
+        start_followers(settings, (store_fd, weights_fd), channel.emit)
         ranks = _join(settings, store_fd)
-    model, stepper, precision = _stepper(settings, ranks)
+    model, stepper, precision = _stepper(settings, ranks, weights_fd)
     corpus = open_corpus(
         Path(settings.corpus_path), spec.model.context_length, spec.data.validation_blocks
     )
@@ -170,13 +181,15 @@ def build(
     return loop, replace(ready, ranks=ranks.count, **told)
 
 
-def follow(channel: SocketChannel, settings: TrainerSettings, store_fd: int) -> int:
+def follow(
+    channel: SocketChannel, settings: TrainerSettings, store_fd: int, weights_fd: int
+) -> int:
     """Be a rank beside rank 0, until that ends. Returns the exit status."""
     die_with_rank_0()
     spec, unknown = settings.run_spec(), "unusable"
     try:
         ranks = _join(settings, store_fd)
-        model, stepper, _ = _stepper(settings, ranks)
+        model, stepper, _ = _stepper(settings, ranks, weights_fd)
         shape = spec.training.batch_size, spec.model.context_length + 1
         step.fit_micro_batch(stepper, np.zeros(shape, np.int64))
         if model.device.type == "cpu":
@@ -190,20 +203,28 @@ def follow(channel: SocketChannel, settings: TrainerSettings, store_fd: int) -> 
 
 def obey(order: RankOrder, numbers: list[float], model: FlatModel, stepper: step.Stepper) -> None:
     """Do what rank 0 does."""
+
+    def told_of() -> npt.NDArray[np.int64]:
+        sequences, tokens, moved, *_ = map(int, numbers)
+        model.moved = bool(moved)
+        return np.zeros((sequences, tokens), np.int64)  # rank 0 fills it
+
     match order:
         case RankOrder.STEP:
-            sequences, tokens, learning_rate, moved, _ = numbers
-            model.moved = bool(moved)
-            stepper.step(np.zeros((int(sequences), int(tokens)), np.int64), learning_rate)
+            stepper.step(told_of(), numbers[3])
+        case RankOrder.LOSS:
+            stepper.loss_of(told_of())
+        case RankOrder.LOG_PROBS:
+            stepper.log_probs_of(told_of())
+        case RankOrder.GIVE_WEIGHTS:
+            assert isinstance(model, ShardedModel)
+            model.give_weights()
         case RankOrder.FORGET:
             stepper.optimizer.reset()
         case RankOrder.GIVE_MOMENTS:
             stepper.optimizer.moments()
         case RankOrder.TAKE_MOMENTS:
             stepper.optimizer.take_over(int(numbers[0]), lambda *_: None)
-        case RankOrder.SCORE:
-            sequences, tokens, *_ = numbers
-            stepper.log_probs_of(np.zeros((int(sequences), int(tokens)), np.int64))
 
 
 def _join(settings: TrainerSettings, store_fd: int) -> Ranks:
@@ -212,11 +233,45 @@ def _join(settings: TrainerSettings, store_fd: int) -> Ranks:
     return Ranks.join(settings.rank, settings.ranks, device, store_fd, divide_sequences=divide)
 
 
-def _stepper(settings: TrainerSettings, ranks: Ranks) -> tuple[FlatModel, step.Stepper, Precision]:
+def _stepper(
+    settings: TrainerSettings, ranks: Ranks, weights_fd: int
+) -> tuple[FlatModel, step.Stepper, Precision]:
     spec = settings.run_spec()
     torch.manual_seed(spec.seed)
     device = choose_device(settings.own_device)
     precision = choose_precision(spec.training.precision, device)
+    if _shards(settings, spec, ranks, device):
+        model: FlatModel = _sharded_model(settings, ranks, device, weights_fd)
+    else:
+        model = _flat_model(settings, ranks, device, precision)
+    optimizer = inner_optimizer(model, spec.optimizer, precision, ranks)
+    micro_batch = _first_micro_batch(settings, spec, model)
+    return model, step.Stepper(model, optimizer, precision, micro_batch, ranks), precision
+
+
+def _shards(settings: TrainerSettings, spec: RunSpec, ranks: Ranks, device: torch.device) -> bool:
+    """Whether each rank gets a part of the weights alone; all ranks find the same."""
+    if ranks.count == 1 or ranks.divide_sequences or not can_shard(spec):
+        return False
+    fits = card_memory(spec, ranks.count, sharded=False) <= free_memory(device, ranks.count)
+    return settings.shard_weights or not ranks.least(int(fits))
+
+
+def _sharded_model(
+    settings: TrainerSettings, ranks: Ranks, device: torch.device, weights_fd: int
+) -> ShardedModel:
+    spec = settings.run_spec()
+    with weights_nowhere():
+        module = empty_module(spec, settings.vocabulary_size)
+    spans = rank_spans(layout_of(module), spec.optimizer, ranks.count, by_size=True)
+    end = spec.data.document_end
+    return ShardedModel(module, device, ranks, spans, weights_fd, document_end=end)
+
+
+def _flat_model(
+    settings: TrainerSettings, ranks: Ranks, device: torch.device, precision: Precision
+) -> FlatModel:
+    spec = settings.run_spec()
     # `Load` brings the weights, but for those of a checkpoint that adapters leave as it is.
     if spec.adapter is None:
         divided = ranks.divide_sequences
@@ -235,9 +290,7 @@ def _stepper(settings: TrainerSettings, ranks: Ranks) -> tuple[FlatModel, step.S
         model.notes.append(f"each sequence is divided between {ranks.count} processes")
     if settings.checkpoint_activations:
         recompute_layers(module)
-    optimizer = inner_optimizer(model, spec.optimizer, precision, ranks)
-    micro_batch = _first_micro_batch(settings, spec, model)
-    return model, step.Stepper(model, optimizer, precision, micro_batch, ranks), precision
+    return model
 
 
 def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, model: FlatModel) -> int:
@@ -246,7 +299,7 @@ def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, model: FlatMode
     start = step.starting_micro_batch(spec.training.micro_batch, share, settings.micro_batch_cap)
     if model.device.type != "cpu" or spec.training.micro_batch != "auto":
         return start
-    recomputes = settings.checkpoint_activations
+    recomputes = settings.checkpoint_activations or bool(model.spans)
 
     def fitting() -> int:
         each = sequence_memory(spec, recomputes=recomputes)

@@ -49,7 +49,9 @@ class RankOrder(IntEnum):
     FORGET = auto()
     GIVE_MOMENTS = auto()
     TAKE_MOMENTS = auto()
-    SCORE = auto()
+    GIVE_WEIGHTS = auto()
+    LOSS = auto()
+    LOG_PROBS = auto()
 
 
 class Ranks:
@@ -128,6 +130,10 @@ class Ranks:
             with _noticed():
                 distributed.all_reduce(tensor)
         return tensor
+
+    def wait(self) -> None:
+        """Until all are here."""
+        self.sum(torch.zeros(1))
 
     def least(self, number: int) -> int:
         """The smallest that any rank says."""

@@ -164,6 +164,8 @@ def test_a_bug_is_called_a_bug(daemon) -> None:
             ["start", "run.toml", "--split-context", "--gpus", "5", "--device", "cpu"],
             "heads of attention cannot be divided by 5; give --gpus a divisor",
         ),
+        (["start", "run.toml", "--shard-weights"], "needs several GPUs of this machine"),
+        (["start", "run.toml", "--shard-weights", "--gpus", "1"], "needs several GPUs"),
         (["start", "run.toml", "--overlap-steps", "-1"], "--overlap-steps: must be from 0"),
         (["start", "run.toml", "--stage", "1"], "No such option: --stage"),
         (["start", "run.toml", "--overlap-steps", "2"], "this run waits for no fragments"),

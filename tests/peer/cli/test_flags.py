@@ -47,6 +47,7 @@ PEER_OPTIONS = [
     "--overlap-steps",
     "--price-per-hour",
     "--relay-mbps",
+    "--shard-weights",
     "--split-context",
     "--threads",
     "--track",

@@ -11,6 +11,8 @@ from peer.cli.new import preset_spec
 from protocol.names import size_text
 from protocol.pipeline.question import workload_of
 from protocol.pipeline.tables import CARDS, MachineOffer
+from protocol.run.needs import card_memory
+from protocol.run.run_spec import RunSpec
 
 PAGE = Path(__file__).parents[3] / "docs/machines.md"
 PRICES = {"RTX-3090": 0.25, "RTX-4090": 0.5, "A100-80GB": 1.5, "H100": 2.5}
@@ -53,3 +55,35 @@ def test_cards_share_out_sequences_however_large_a_microbatch_is() -> None:
     each = MachineOffer("a", "Iowa", 64_000, 4, 0.0, gpus=8)
     assert whole.step_us(each) == ones.step_us(replace(each, compute_us=1_000))
     assert whole.step_us(replace(each, gpus=1)) == 3 * 64_000
+
+
+LARGE = {
+    "3B": (3072, 8192, 28, 24, 8),
+    "7B": (4096, 11008, 32, 32, 32),
+    "13B": (5120, 13824, 40, 40, 40),
+    "32B": (5120, 27648, 64, 40, 8),
+}
+"""Width, that of the feed-forward, layers, heads, and those of keys and values."""
+FITS = [("3B", 4, 24), ("7B", 8, 24), ("7B", 4, 80), ("13B", 4, 80), ("32B", 8, 80)]
+
+
+def test_what_fits_cards_is_what_the_page_says() -> None:
+    rows = []
+    for name, cards, gb in FITS:
+        width, inner, layers, heads, kv_heads = LARGE[name]
+        sizes = {"hidden_size": width, "intermediate_size": inner, "num_layers": layers}
+        model = sizes | {"num_heads": heads, "num_kv_heads": kv_heads, "context_length": 2048}
+        tree = {"model": model, "data": {"tokenizer": "gpt2"}, "optimizer": {"name": "muon"}}
+        spec = RunSpec.model_validate(tree)
+        whole, parts = (
+            card_memory(spec, cards, sharded=sharded) / 1e9 for sharded in (False, True)
+        )
+        assert parts < gb < whole
+        rows.append(f"| {name} | {cards} of {gb} GB | {whole:.0f} | {parts:.0f} |")
+    assert "\n".join(rows) in PAGE.read_text(encoding="utf-8"), "\n".join(rows)
+
+
+def test_a_box_whose_cards_are_too_small_is_told_to_share_out_weights(tmp_path: Path) -> None:
+    table = "peer,location,compute_s,memory_gb,gpus,price_per_hour\nbox,Iowa,1,8,8,2.0\n"
+    said = " ".join(plan(tmp_path, table, preset="1b").output.split())
+    assert "does not fit a card of box: each has a part of the weights alone" in said

@@ -219,11 +219,12 @@ def test_of_several_gpus_the_fullest_is_told(tmp_path: Path, monkeypatch) -> Non
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free[device.index], 80))
 
-    def told(**options: str) -> int | None:
-        return data_module.free_room(load_config({"home": tmp_path, **options}, {}), tmp_path).gpu
+    def told(**options: str) -> tuple[int | None, int]:
+        room = data_module.free_room(load_config({"home": tmp_path, **options}, {}), tmp_path)
+        return room.gpu, room.gpus
 
-    assert told() == 10
-    assert told(device="cuda:1") == 80
-    assert told(gpus="1,2") == 30
-    assert told(gpus="all") == 10
-    assert told(gpus="2", device="cpu") is None
+    assert told() == (10, 1)
+    assert told(device="cuda:1") == (80, 1)
+    assert told(gpus="1,2") == (30, 2)
+    assert told(gpus="all") == (10, 3)
+    assert told(gpus="2", device="cpu") == (None, 1)

@@ -20,7 +20,7 @@ from peer.training.model import FlatModel, empty_module, initial_module
 from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import SocketChannel
 from peer.training.ports import NonFinite
-from peer.training.ranks.group import ALONE
+from peer.training.ranks.group import ALONE, Ranks
 from peer.training.step import Stepper, cpu_micro_batch, fit_micro_batch, starting_micro_batch
 from protocol.run.run_spec import RunSpec
 
@@ -163,8 +163,29 @@ def test_a_cpu_is_told_by_the_memory_that_is_free(monkeypatch, available, micro_
     free = psutil.virtual_memory()._replace(available=available)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
     settings = replace(SETTINGS, spec=spec.to_bytes(), device="cpu")
-    model, stepper, _ = tasks._stepper(settings, ALONE)
+    model, stepper, _ = tasks._stepper(settings, ALONE, -1)
     assert (stepper.micro_batch, bool(model.notes)) == (micro_batch, recomputes)
+
+
+@pytest.mark.parametrize(
+    ("available", "shards", "more"),
+    [
+        (1 << 40, False, {}),
+        (1 << 20, True, {}),
+        (1 << 20, False, {"model": {"family": "mixtral", "experts": 2, "experts_per_token": 1}}),
+    ],
+)
+def test_ranks_share_out_the_weights_where_these_do_not_fit(monkeypatch, available, shards, more):
+    """One of two, which share the memory; what cannot be shared out is tried whole."""
+    free = psutil.virtual_memory()._replace(available=available)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    settings = replace(SETTINGS, spec=RunSpec.model_validate(more).to_bytes(), devices=("cpu",) * 2)
+    ranks, device = Ranks(1, 2), torch.device("cpu")
+    with ranks.apart():
+        assert tasks._shards(settings, settings.run_spec(), ranks, device) == shards
+    told = replace(settings, shard_weights=True)
+    with ranks.apart():
+        assert tasks._shards(told, told.run_spec(), ranks, device) == (not more)
 
 
 @pytest.mark.slow

@@ -132,17 +132,22 @@ class ToldSpare(SpareChild):
 
 
 async def test_where_not_even_one_sequence_fitted_less_is_kept_from_then_on(autojump_clock):
-    """Also where the cap of a later life is above nothing again."""
+    """Also where the cap of a later life is above nothing again; then less of the weights, too."""
     told: list[TrainerSettings] = []
     with SharedVector(128) as slow:
         settings = TrainerSettings(RunSpec().to_bytes(), "me", "", 256)
         start = trainer_starter(settings, slow, ToldSpare(told))
-        for cap in (None, 1, 0, 4):
+        for cap in (None, 1, 0, 4, 0, 4):
             async with start(slow.array, cap):
                 pass
-    assert [(each.micro_batch_cap, each.checkpoint_activations) for each in told] == [
-        (0, False),
-        (1, False),
-        (0, True),
-        (4, True),
+    chosen = [
+        (each.micro_batch_cap, each.checkpoint_activations, each.shard_weights) for each in told
+    ]
+    assert chosen == [
+        (0, False, False),
+        (1, False, False),
+        (0, True, False),
+        (4, True, False),
+        (0, True, True),
+        (4, True, True),
     ]

@@ -53,7 +53,15 @@ SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads
 
 
 def _settings(
-    corpus, ranks, optimizer="adamw", batch_size=8, moments="fp32", sizes=SIZES, split=False
+    corpus,
+    ranks,
+    optimizer="adamw",
+    batch_size=8,
+    moments="fp32",
+    sizes=SIZES,
+    split=False,
+    shards=False,
+    **sync,
 ):
     spec = RunSpec(
         model=ModelSection(**sizes),
@@ -74,6 +82,7 @@ def _settings(
         threads=ranks,
         devices=devices,
         split_context=split,
+        shard_weights=shards,
     )
 
 
@@ -106,7 +115,7 @@ async def _trained(trainer, round_, position=0):
 
 
 async def _life(settings, folder):
-    """A round, a merge, a validation, another round: losses, what is kept, and what was sent."""
+    """A round, a merge, a validation, another round: losses, what is kept, what was sent."""
     async with _trainer(settings) as (trainer, slow):
         ready = await _next(trainer, Ready)
         assert ready.ranks == settings.ranks
@@ -121,8 +130,11 @@ async def _life(settings, folder):
         await trainer.send(Evaluate(0))
         loss = (await _next(trainer, Evaluated)).loss
         again = await _trained(trainer, 1, closed.position)
+        tokens = np.arange(5 * 9, dtype=np.uint32)
+        await trainer.send(Evaluate(1, tokens.tobytes(), 5))
+        other_loss = (await _next(trainer, Evaluated)).loss
         second = await _kept(trainer, folder / "second")
-        return (closed.loss, again.loss, loss), first, second, codes
+        return (closed.loss, again.loss, loss, other_loss), first, second, codes
 
 
 async def _gone_on(settings, path):
@@ -141,10 +153,16 @@ def _assert_near(one, other, bound=1e-5):
         assert torch.linalg.vector_norm(vector - other[name]) <= most, name
 
 
-@pytest.mark.parametrize(("optimizer", "ranks", "batch_size"), [("adamw", 2, 4), ("muon", 3, 5)])
-async def test_several_train_as_one(corpus, tmp_path, optimizer, ranks, batch_size):
-    """With shares of 2, 2 and 1 sequences too: a mean of their means would be another gradient."""
-    settings = [_settings(corpus, n, optimizer, batch_size) for n in (1, ranks)]
+@pytest.mark.parametrize(
+    ("optimizer", "ranks", "batch_size", "shards"),
+    [("adamw", 2, 4, False), ("muon", 3, 5, False), ("adamw", 2, 5, True), ("muon", 3, 4, True)],
+)
+async def test_several_train_as_one(corpus, tmp_path, optimizer, ranks, batch_size, shards):
+    """With shares of 2, 2 and 1 sequences too: a mean of their means would be another gradient.
+
+    Also where each has a part of the weights alone.
+    """
+    settings = [_settings(corpus, n, optimizer, batch_size, shards=shards) for n in (1, ranks)]
     one, several = [await _life(each, tmp_path) for each in settings]
     np.testing.assert_allclose(one[0], several[0], rtol=1e-5)
     _assert_near(one[1], several[1])
@@ -239,9 +257,14 @@ def _runs(process):
         return False
 
 
-@pytest.mark.parametrize("phase", ["importing", "idle", "training", "keeping"])
-async def test_the_end_of_any_rank_is_the_trainers(corpus, tmp_path, phase):
-    async with _trainer(_settings(corpus, 2)) as (trainer, _), _nothing_stays(trainer) as ranks:
+@pytest.mark.parametrize(
+    ("phase", "shards"),
+    [(phase, False) for phase in ("importing", "idle", "training", "keeping")]
+    + [(phase, True) for phase in ("training", "keeping")],
+)
+async def test_the_end_of_any_rank_is_the_trainers(corpus, tmp_path, phase, shards):
+    settings = _settings(corpus, 2, shards=shards)
+    async with _trainer(settings) as (trainer, _), _nothing_stays(trainer) as ranks:
         if phase != "importing":
             await _next(trainer, Ready)
             await trainer.send(Load())

@@ -45,6 +45,15 @@ def test_spans_are_of_equal_work():
     assert first == pytest.approx(second, rel=0.1)
 
 
+@pytest.mark.parametrize("muon", [(), MATRICES], ids=["adamw", "muon"])
+def test_spans_by_size_are_of_equal_length_but_for_a_matrix(muon):
+    sizes = [span.stop - span.start for span in spans_of(LAYOUT, 3, muon, by_size=True)]
+    most = max(entry.padded_size for entry in MATRICES.values()) if muon else ALIGNMENT
+    assert max(sizes) - min(sizes) <= 2 * most
+    by_work = [span.stop - span.start for span in spans_of(LAYOUT, 3, MATRICES)]
+    assert max(by_work) - min(by_work) > 2 * most or not muon
+
+
 def test_a_vector_shorter_than_the_ranks_leaves_some_with_nothing():
     short = Layout.from_shapes({"a": (2, 100)})
     sizes = [span.stop - span.start for span in spans_of(short, 4, ())]
