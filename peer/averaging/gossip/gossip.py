@@ -74,7 +74,7 @@ class Gossip:
         self._events = events
         self._refused_for_good = refused
         self._matchmaker = mm.Matchmaker(agreement.group, network.peer_id, agreement.inner_steps)
-        self.on_paired: Callable[[], None] = lambda: None
+        self.on_paired: Callable[[], None] | None = None
         self._attempt: _Attempt | None = None
         self._asking: dict[tuple[PeerId, int], trio.CancelScope] = {}
         self._held: dict[PeerId, HeldProposal] = {}
@@ -160,7 +160,8 @@ class Gossip:
         attempt = self._attempt
         assert attempt is not None
         attempt.paired_s = trio.current_time()
-        self.on_paired()
+        if self.on_paired is not None:
+            self.on_paired()
         if proposed is not None and (held := self._held.get(peer_id)) is not None:
             held.accept(attempt.own, attempt.exchange_s)
         self._company.announce(None)
