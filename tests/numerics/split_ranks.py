@@ -19,6 +19,7 @@ from peer.training.ranks.context import SplitContext
 from peer.training.ranks.group import ALONE, Ranks
 from protocol.run.families import config_of_sizes
 from protocol.run.run_spec import FrozenSection, ModelSection, RunSpec
+from protocol.run.sections import AdapterSection
 
 CPU = torch.device("cpu")
 VOCABULARY, LENGTH, DOCUMENT_END = 40, 13, 0
@@ -34,6 +35,7 @@ class Case:
     documents: bool = False
     recomputes: bool = False
     few_logits: bool = False
+    adapts: bool = False
     precision: Precision = "fp32"
 
     @property
@@ -51,7 +53,10 @@ class Case:
         frozen = FrozenSection(
             config=text, layout_digest="0" * 32, parameters=1, padded_parameters=128
         )
-        return RunSpec(seed=5, model=section, frozen=frozen)
+        if not self.adapts:
+            return RunSpec(seed=5, model=section, frozen=frozen)
+        base = ModelSection(init_from="a checkpoint", context_length=LENGTH)
+        return RunSpec(seed=5, model=base, frozen=frozen, adapter=AdapterSection())
 
 
 WINDOW = {"sliding_window": 5}
@@ -62,6 +67,7 @@ CASES = {
     "llama, documents": Case(documents=True),
     "llama, computed again": Case(recomputes=True),
     "llama, few logits": Case(few_logits=True),
+    "llama, adapters": Case(adapts=True),
     "llama, bf16": Case(precision="bf16"),
     "qwen2": Case("qwen2"),
     "qwen3, documents": Case("qwen3", documents=True),
@@ -89,6 +95,7 @@ def computed(case: Case, ranks: Ranks = ALONE) -> dict[str, torch.Tensor]:
     spec, divides = case.spec, ranks.divide_sequences
     vars(model)["WHOLE_LOGITS_VOCABULARY"] = 1 if case.few_logits else 1 << 16
     vars(head_loss)["MOST_LOGITS"] = 7 * VOCABULARY
+    torch.manual_seed(spec.seed)
     flat = FlatModel(
         empty_module(spec, VOCABULARY, of_transformers=divides),
         CPU,
@@ -96,7 +103,10 @@ def computed(case: Case, ranks: Ranks = ALONE) -> dict[str, torch.Tensor]:
         context=SplitContext(ranks) if divides else None,
     )
     # Large enough for attention to weigh tokens unequally.
-    flat.theta_P.copy_(3 * FlatModel(initial_module(spec, VOCABULARY), CPU).theta_P)
+    if case.adapts:
+        flat.theta_P.normal_(generator=torch.Generator().manual_seed(3))
+    else:
+        flat.theta_P.copy_(3 * FlatModel(initial_module(spec, VOCABULARY), CPU).theta_P)
     if case.recomputes:
         assert flat.recompute()
     kept = torch.zeros(())
