@@ -29,7 +29,7 @@ from protocol.run.run_spec import RunSpec
 
 MODEL = {"hidden_size": 64, "intermediate_size": 192, "num_layers": 3, "context_length": 64}
 BASE_RATE, RATE, VOCABULARY = 3e-3, 2e-3, 256
-ARMS = [("both", 1, 0), *((trains, 2, h) for h in (20, 100) for trains in ("both", "b"))]
+ARMS = [("both", 1, 0), *((trains, 2, h) for h in (2, 20, 100) for trains in ("both", "b"))]
 
 
 def spec_of(source: str, seed: int, trains: str | None = None) -> RunSpec:
