@@ -148,7 +148,7 @@ def test_adapters_on_several_cards_take_no_state_of_the_whole_model(tmp_path: Pa
     section = preset_spec("1b").model
     text = json.dumps(config_of_sizes(section, 50_257))
     frozen = FrozenSection(
-        config=text, layout_digest="0" * 32, parameters=10**6, padded_parameters=10**6
+        config=text, layout_digest="0" * 32, parameters=1 << 20, padded_parameters=1 << 20
     )
     base = ModelSection(init_from="a checkpoint", context_length=section.context_length)
     spec = RunSpec(model=base, frozen=frozen, adapter=AdapterSection())
