@@ -147,9 +147,7 @@ class Stepper:
         self, blocks_BT: npt.NDArray[np.int64]
     ) -> Iterator[tuple[torch.Tensor, int]]:
         """Those with targets, and how many."""
-        for part_BT, tokens_bT in zip(
-            self._parts(blocks_BT), self._split(blocks_BT), strict=True
-        ):
+        for part_BT, tokens_bT in zip(self._parts(blocks_BT), self._split(blocks_BT), strict=True):
             if targets := num_targets(part_BT):
                 yield tokens_bT, targets
 
