@@ -194,25 +194,6 @@ async def test_several_that_divide_sequences_train_as_one(
     _assert_near(one[2], several[2], 1e-4)
 
 
-@pytest.mark.parametrize("way", ["split", "shards"])
-async def test_who_has_measured_other_weights_trains_on_from_its_own(corpus, tmp_path, way):
-    """All ranks measure together; nothing but a validation is between these two rounds."""
-    found = []
-    for ranks in (1, 2):
-        async with _trainer(_settings(corpus, ranks, **{way: True})) as (trainer, slow):
-            await _next(trainer, Ready)
-            await trainer.send(Load())
-            closed = await _trained(trainer, 0)
-            slow.array[:] *= 0.5
-            await trainer.send(Evaluate(0))
-            await _next(trainer, Evaluated)
-            again = await _trained(trainer, 1, closed.position)
-            found.append((await _kept(trainer, tmp_path / f"{ranks}"), again.loss))
-    (one, loss), (several, other_loss) = found
-    assert loss == pytest.approx(other_loss, rel=1e-5)
-    _assert_near(one, several, 1e-4)
-
-
 @pytest.mark.parametrize(
     ("more", "why"),
     [
