@@ -26,6 +26,7 @@ from protocol.run.needs import (
     can_shard,
     card_memory,
     needs_of,
+    parameters_of,
 )
 from protocol.run.run_spec import STDLIB_BYTES, RunSpec
 
@@ -90,10 +91,10 @@ def misfit(config: PeerConfig, spec: RunSpec, free: FreeRoom) -> str:
 def _larger_than(share: float, config: PeerConfig, spec: RunSpec, free: FreeRoom) -> str:
     """What the run takes of which there is no such share free."""
     needs = _needs(spec, config)
-    memory = needs.model_memory(on_gpu=free.gpu is not None) + _whole_in_host(spec, needs, free)
+    memory = needs.model_memory(on_gpu=free.gpu is not None) + _whole_in_host(config, spec, free)
     wanted = [("disk", needs.disk - SPARE_BYTES, free.disk), ("memory", memory, free.memory)]
     if free.gpu is not None and share == 1:  # nothing else is wanted of it
-        wanted.append(("memory of the GPU", _gpu_memory(spec, needs, free), free.gpu))
+        wanted.append(("memory of the GPU", _gpu_memory(config, spec, needs, free), free.gpu))
     return " and ".join(
         f"{size_text(takes)} of {what} ({size_text(there)} are free)"
         for what, takes, there in wanted
@@ -101,19 +102,24 @@ def _larger_than(share: float, config: PeerConfig, spec: RunSpec, free: FreeRoom
     )
 
 
-def _gpu_memory(spec: RunSpec, needs: Needs, free: FreeRoom) -> int:
-    """At the least, of each."""
-    if free.gpus == 1:
+def _may_shard(config: PeerConfig, spec: RunSpec, free: FreeRoom) -> bool:
+    return free.gpus > 1 and can_shard(spec) and not config.split_context
+
+
+def _gpu_memory(config: PeerConfig, spec: RunSpec, needs: Needs, free: FreeRoom) -> int:
+    """At the least, of each; where each has all weights, as of one alone."""
+    if not _may_shard(config, spec, free):
         return needs.gpu_memory
-    return CUDA_CONTEXT_BYTES + card_memory(spec, free.gpus, sharded=can_shard(spec))
+    return CUDA_CONTEXT_BYTES + card_memory(spec, free.gpus, sharded=True)
 
 
-def _whole_in_host(spec: RunSpec, needs: Needs, free: FreeRoom) -> int:
-    """Beside GPUs that cannot hold all weights: these, and as much for what is sent of them."""
-    if free.gpu is None or free.gpus == 1 or not can_shard(spec):
+def _whole_in_host(config: PeerConfig, spec: RunSpec, free: FreeRoom) -> int:
+    """Beside GPUs that have parts of the weights: all, and as much for what is sent of them."""
+    if free.gpu is None or not _may_shard(config, spec, free):
         return 0
     whole = CUDA_CONTEXT_BYTES + card_memory(spec, free.gpus, sharded=False)
-    return 2 * FP32_BYTES * needs.parameters if whole > free.gpu else 0
+    shards = config.shard_weights or whole > free.gpu
+    return 2 * FP32_BYTES * parameters_of(spec) if shards else 0
 
 
 def _needs(spec: RunSpec, config: PeerConfig | None) -> Needs:

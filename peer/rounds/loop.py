@@ -187,8 +187,8 @@ class RoundLoop:
         await trio.sleep(RESTART_PAUSE_S * (self._failures_in_a_row - 1))
 
     def _death(self, failed: messages.Failed) -> TrainerDied:
-        if failed.reason == "out_of_memory" and self._micro_batch_cap is not None:
-            self._micro_batch_cap //= 2
+        if failed.reason == "out_of_memory":  # one that was never ready has tried one sequence
+            self._micro_batch_cap = (self._micro_batch_cap or 0) // 2
         return TrainerDied(f"{failed.reason}: {failed.detail}")
 
     # --- events of the trainer --------------------------------------------------------------------

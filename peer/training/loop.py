@@ -245,7 +245,8 @@ class InnerLoop:
         try:
             gain = self._gain(order)
         except RuntimeError as error:
-            if not is_out_of_memory(error):
+            together = isinstance(self._stepper, Stepper) and self._stepper.measures_together
+            if together or not is_out_of_memory(error):
                 raise
             gain = None
         self._round_machine.measured(

@@ -53,6 +53,11 @@ class Stepper:
     micro_batch: int
     ranks: Ranks = ALONE
 
+    @property
+    def measures_together(self) -> bool:
+        """Whether all ranks compute a loss: one that fails leaves the others waiting."""
+        return bool(self._model.spans) or self.ranks.divide_sequences
+
     def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Train on [B, T+1] tokens, of which each rank takes a share. Others get rank 0's."""
         loss = torch.zeros((), device=self._model.device)
@@ -85,7 +90,7 @@ class Stepper:
     def _waiting(self, blocks_BT: npt.NDArray[np.int64]) -> Iterator[tuple[torch.Tensor, int]]:
         """What we compute for nothing while others, who need our weights, have more to do."""
         shares = np.array_split(blocks_BT, self.ranks.count)
-        passes = [len(list(self._micro_batches(share))) for share in shares]
+        passes = [sum(num_targets(part) > 0 for part in self._parts(each)) for each in shares]
         any_bT = torch.zeros((1, blocks_BT.shape[1]), dtype=torch.int64)
         for _ in range(max(passes) - passes[self.ranks.rank]):
             yield any_bT.to(self._model.device), 0
@@ -93,14 +98,10 @@ class Stepper:
     def _alike(self, order: RankOrder, blocks_BT: npt.NDArray[np.int64]) -> None:
         """Have all ranks compute this, where each has what the others need."""
         ranks, model = self.ranks, self._model
-        if not (model.spans or ranks.divide_sequences):
-            return
-        if ranks.divide_sequences:
-            model.moved = True  # rank 0 may have other weights for this alone
-        ranks.tell(order, *blocks_BT.shape, model.moved)
-        model.take_moved(ranks)
-        ranks.spread(torch.from_numpy(blocks_BT))
-        model.moved = ranks.divide_sequences
+        if self.measures_together:
+            ranks.tell(order, *blocks_BT.shape, model.moved)
+            model.take_moved(ranks)
+            ranks.spread(torch.from_numpy(blocks_BT))
 
     def goes_on_after(self, error: Exception, most: int) -> bool:
         """Take other ways after a step that failed; False where none is left.
@@ -146,10 +147,12 @@ class Stepper:
         self, blocks_BT: npt.NDArray[np.int64]
     ) -> Iterator[tuple[torch.Tensor, int]]:
         """Those with targets, and how many."""
-        parts = np.split(blocks_BT, range(self.micro_batch, len(blocks_BT), self.micro_batch))
-        for part_BT, tokens_bT in zip(parts, self._split(blocks_BT), strict=True):
+        for part_BT, tokens_bT in zip(self._parts(blocks_BT), self._split(blocks_BT), strict=True):
             if targets := num_targets(part_BT):
                 yield tokens_bT, targets
+
+    def _parts(self, blocks_BT: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+        return np.split(blocks_BT, range(self.micro_batch, len(blocks_BT), self.micro_batch))
 
     def _split(self, blocks_BT: npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
         tokens_BT = torch.from_numpy(blocks_BT)

@@ -127,7 +127,8 @@ def card_memory(spec: RunSpec, cards: int, *, sharded: bool) -> int:
         beside = 0  # averages are merged in main memory
     else:
         state, beside = state - on_all, FP32_BYTES * held
-    each = int(sequence_memory(spec, recomputes=True) * WITH_BACKWARD)
+    in_bf16 = spec.training.precision != "fp32"
+    each = int(sequence_memory(spec, recomputes=True, in_bf16=in_bf16) * WITH_BACKWARD)
     return on_all + -(-state // cards) + beside + _head_gradients(spec) + each
 
 

@@ -10,6 +10,7 @@ import torch
 from split_ranks import CASES, CPU, LENGTH, VOCABULARY, computed
 
 from peer.training import model as model_module
+from peer.training.fragments import written_for_a_while
 from peer.training.model import FlatModel, empty_module
 from peer.training.optimizer import inner_optimizer
 from peer.training.ranks.context import SplitContext
@@ -76,6 +77,20 @@ def test_if_one_rank_computes_layers_again_all_do(monkeypatch):
         monkeypatch.setattr(ranks, "least", lambda _, said=said: next(said))
         stepper.agree()
         assert (stepper.micro_batch, model.recomputes) == (2, recomputes)
+
+
+def test_ranks_that_have_measured_other_weights_get_their_own_again():
+    """Else the others would train on from those that were measured."""
+    ranks = Ranks(0, 2, divide_sequences=True)
+    module = empty_module(SPEC, VOCABULARY, of_transformers=True)
+    model = FlatModel(module, CPU, context=SplitContext(ranks))
+    stepper = Stepper(model, inner_optimizer(model, SPEC.optimizer, "fp32"), "fp32", 4, ranks)
+    with ranks.apart():
+        with written_for_a_while(model):
+            stepper.loss_of(split_ranks.tokens().numpy())
+        assert model.moved
+        stepper.loss_of(split_ranks.tokens().numpy())
+        assert not model.moved, "all have rank 0's now"
 
 
 def test_auto_compiles_no_model_whose_sequences_are_divided(monkeypatch):

@@ -412,7 +412,10 @@ def test_a_trial_says_what_a_merge_does_and_leaves_the_weights_as_they_were(frag
     assert not world.model.gradient_P.any()
 
 
-def test_a_trial_without_memory_says_nothing_and_costs_no_weights(monkeypatch):
+@pytest.mark.parametrize("together", [False, True])
+def test_a_trial_without_memory_says_nothing_and_costs_no_weights(monkeypatch, together):
+    """Of ranks that measure together it is the end: the others would wait in the middle."""
+    monkeypatch.setattr(Stepper, "measures_together", together)
     world = build_world(tiny_spec())
     thetas: list[np.ndarray] = []
 
@@ -432,7 +435,11 @@ def test_a_trial_without_memory_says_nothing_and_costs_no_weights(monkeypatch):
             return [Try(0, event.cycle, 4)]
         return []
 
-    script = run(world, order(0), answer=answer, before=before)
-    assert [told.gain for told in script.of(Tried)] == [None]
+    if together:
+        with pytest.raises(torch.OutOfMemoryError):
+            run(world, order(0), answer=answer, before=before)
+    else:
+        script = run(world, order(0), answer=answer, before=before)
+        assert [told.gain for told in script.of(Tried)] == [None]
     assert np.array_equal(thetas[0], world.theta)
     assert not world.model.gradient_P.any()

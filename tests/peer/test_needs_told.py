@@ -1,5 +1,6 @@
 """What a run will take, as people read it."""
 
+import json
 import re
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from peer.options.needs_told import (
     told_corpus,
     told_needs,
 )
-from protocol.run.run_spec import RunSpec
+from protocol.run.families import config_of_sizes
+from protocol.run.run_spec import FrozenSection, ModelSection, RunSpec
+from protocol.run.sections import AdapterSection
 
 MANY, FEW = "learnt by heart", "never read"
 
@@ -123,6 +126,34 @@ def test_what_fits_several_cards_together_fits_if_main_memory_holds_the_whole(tm
     ):
         said = misfit(agrees, spec, FreeRoom(GB * 999, GB * memory, GB * 8, gpus))
         assert (lacks in said) if lacks else said == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "gpu", "lacks"),
+    [
+        ({}, 99, ""),
+        ({"shard-weights": True}, 99, "16.5 GB of memory (12.0 GB"),
+        ({"split-context": True}, 8, "of memory of the GPU (8.0 GB"),
+    ],
+)
+def test_cards_share_out_weights_or_do_not_as_they_are_told(tmp_path: Path, given, gpu, lacks):
+    spec = preset_spec("1b", "noloco", "adamw")
+    agrees = load_config({"home": tmp_path, "yes": True, "gpus": "8", **given}, {})
+    said = misfit(agrees, spec, FreeRoom(GB * 999, GB * 12, GB * gpu, 8))
+    assert (lacks in said) if lacks else said == ""
+
+
+def test_adapters_on_several_cards_take_no_state_of_the_whole_model(tmp_path: Path):
+    """A checkpoint of 1B parameters, in fp32, and little more."""
+    section = preset_spec("1b").model
+    text = json.dumps(config_of_sizes(section, 50_257))
+    frozen = FrozenSection(
+        config=text, layout_digest="0" * 32, parameters=1 << 20, padded_parameters=1 << 20
+    )
+    base = ModelSection(init_from="a checkpoint", context_length=section.context_length)
+    spec = RunSpec(model=base, frozen=frozen, adapter=AdapterSection())
+    agrees = load_config({"home": tmp_path, "yes": True, "gpus": "2"}, {})
+    assert misfit(agrees, spec, FreeRoom(GB * 99, GB * 99, GB * 12, 2)) == ""
 
 
 def test_the_programs_themselves_are_not_asked_for(tmp_path: Path):

@@ -78,6 +78,15 @@ def test_memory_of_a_gpu_is_what_one_took(preset, sequences, measured_gb):
     assert needs_of(RunSpec.model_validate(tree)).gpu_memory > needs.gpu_memory + sequences * GB
 
 
+def test_of_several_cards_each_computes_in_the_precision_of_one():
+    """But for the copy while weights are averaged, which is told of all weights."""
+    spec, fp32 = (changed(training={"precision": each}) for each in ("auto", "fp32"))
+    for each in (spec, fp32):
+        one = needs_module.needs_of(each, KEEP, recomputes=True)
+        told = needs_module.CUDA_CONTEXT_BYTES + needs_module.card_memory(each, 1, sharded=False)
+        assert told == one.gpu_memory
+
+
 def test_a_peer_with_a_stage_takes_its_share_of_the_model():
     whole, half = needs_of(preset_spec("1b")), needs_of(preset_spec("1b", stages=2))
     assert half.parameters == whole.parameters

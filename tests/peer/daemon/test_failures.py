@@ -1,5 +1,6 @@
 """Trainers that fail, machines that differ, peers that come, go and sleep."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,7 @@ from peer.simulation.machine import Machine
 from peer.simulation.swarm import GRACE_S, SwarmOptions, open_swarm
 from peer.state.kept_files import Acquaintances
 from peer.training.ports import CannotTrain
-from peer.training.simulated import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed, SimulatedTrainer
 from protocol.schedule.rounds import VARIED
 from protocol.wire.versions import CONTENT
 
@@ -86,6 +87,30 @@ def test_a_failed_trainer_is_restarted_within_a_round(tmp_path, field, reason, s
             said = f"out of memory 1 times; it takes {expected} sequences at a time now, {batch}"
             assert (said in told.get("memory-lowered", "")) == (reason == "out_of_memory")
             assert ("loss-not-finite" in told) == (reason == "non_finite")
+
+    fail()
+
+
+def test_a_trainer_that_never_had_enough_memory_is_told_so(monkeypatch, tmp_path):
+    """It has tried one sequence: less is kept from then on, and then less of the weights."""
+    caps, made = list[int | None](), SimulatedTrainer.__init__
+
+    def too_small_at_first(self, machine, slow, cap):
+        made(self, machine, slow, cap)
+        caps.append(cap)
+        if len(caps) <= 2:
+            self._ready_s = math.inf  # it never is
+            self._fail("out_of_memory", "no room")
+
+    monkeypatch.setattr(SimulatedTrainer, "__init__", too_small_at_first)
+
+    @simulated()
+    async def fail() -> None:
+        async with open_swarm(1, toy_spec(1, 50), tmp_path) as swarm:
+            await start(swarm, "a")
+            await swarm.finished()
+            assert caps == [None, 0, 0]
+            assert swarm["a"].facts.restarts == {"out_of_memory": 2}
 
     fail()
 
