@@ -61,6 +61,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--box", type=int, default=1, metavar="N", help=told)
     parser.add_argument("--json", action="store_true", help="print summary.json on stdout")
     options = parser.parse_args()
+    if options.box < 1:
+        parser.error(f"--box {options.box}: a peer trains in one process at least")
     if options.box > 1 and options.method not in BOX_METHODS:
         parser.error(f"--box: with {' or '.join(BOX_METHODS)} alone, not with {options.method}")
     return options

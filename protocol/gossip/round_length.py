@@ -116,7 +116,8 @@ class Beside:
         """A flight begins."""
         seconds = now.at_s - self._landed.at_s
         if seconds > 0:
-            self._usual = (now.taken_s - self._landed.taken_s) / seconds
+            # less than nothing: a process of ours has begun anew, which counts from 0
+            self._usual = max(0.0, (now.taken_s - self._landed.taken_s) / seconds)
         self._left = now
 
     def landed(self, now: Spent) -> float:

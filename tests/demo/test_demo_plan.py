@@ -62,6 +62,15 @@ def test_a_box_in_a_pipeline_is_refused(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_box_of_no_process_is_refused(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "in" / "out"  # whose folder cannot be made
+    (tmp_path / "in").touch()
+    monkeypatch.setattr("sys.argv", ["demo", "--out", str(out), "--box", "0"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "--box 0: a peer trains in one process at least" in capsys.readouterr().err
+
+
 def test_a_round_of_fragments_is_sent_in_as_many_parts():
     plan = Plan(method="diloco")
     spec, model = plan.swarm_spec(), plan.swarm_spec().model

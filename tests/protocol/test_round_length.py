@@ -222,3 +222,10 @@ def test_less_than_is_taken_always_is_nothing() -> None:
     flown(beside, 2, average_s=0.0, always=0.5)
     beside.left(Spent(2.0, 1.0, 0.0))
     assert beside.landed(Spent(2.2, 1.0, 0.0)) == 0.0
+
+
+def test_a_process_that_begins_anew_makes_no_average_dear() -> None:
+    beside = Beside()
+    beside.landed(Spent(0.0, 100.0, 0.0))
+    beside.left(Spent(1.0, 2.0, 0.0))
+    assert beside.landed(Spent(1.2, 2.03, 0.0)) == pytest.approx(0.03)
