@@ -205,7 +205,7 @@ def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
-class Part(NamedTuple):
+class FlatPart(NamedTuple):
     """A part of the flat vector that an optimizer moves as one, in the shape that it has there."""
 
     place: slice
@@ -335,12 +335,12 @@ class FlatModel:
         found = log_probs(out_NV, self._head_VD, targets_BT.reshape(-1)).view_as(targets_BT)
         return found if self._context is None else self._context.whole(found, length)
 
-    def groups(self, *, without_block_matrices: bool = False) -> list[tuple[list[Part], bool]]:
+    def groups(self, *, without_block_matrices: bool = False) -> list[tuple[list[FlatPart], bool]]:
         """Parts of the vector, matrices and the rest, each with whether it decays.
 
         Neighbours of one kind are one part.
         """
-        matrices, rest = list[Part](), list[Part]()
+        matrices, rest = list[FlatPart](), list[FlatPart]()
 
         def kind(entry: LayoutEntry) -> tuple[bool, bool]:
             return len(entry.shape) >= 2, without_block_matrices and _is_block_matrix(entry)
@@ -349,7 +349,7 @@ class FlatModel:
             entries = list(run)
             part = slice(entries[0].offset, entries[-1].offset + entries[-1].padded_size)
             if not is_left_out:
-                (matrices if decays else rest).append(Part(part))
+                (matrices if decays else rest).append(FlatPart(part))
         return [(parts, decays) for parts, decays in ((matrices, True), (rest, False)) if parts]
 
     def leaf(self, part: slice, shape: tuple[int, ...] = (-1,)) -> nn.Parameter:
@@ -382,10 +382,10 @@ def layout_of(module: nn.Module) -> Layout:
     return Layout.from_shapes(shapes)
 
 
-def block_matrices(layout: Layout) -> list[Part]:
+def block_matrices(layout: Layout) -> list[FlatPart]:
     """The matrices of the blocks, each expert's too."""
     return [
-        Part(slice(start, start + shape[0] * shape[1]), shape)
+        FlatPart(slice(start, start + shape[0] * shape[1]), shape)
         for entry in layout.entries
         if _is_block_matrix(entry)
         for start, shape in _matrices_of(entry)

@@ -38,7 +38,7 @@ from protocol.run.layout import Layout
 from protocol.run.sections import MuonSection, OptimizerSection
 
 from .device import Precision
-from .model import FlatModel, Part, block_matrices
+from .model import FlatModel, FlatPart, block_matrices
 from .ranks.group import ALONE, RankOrder, Ranks, parts_of
 from .ranks.spans import shared_part, spans_of
 
@@ -290,7 +290,7 @@ def inner_optimizer(
     return FlatOptimizer(model, section, parts, ranks, spans)
 
 
-def _leaf(model: FlatModel, whole: Part, span: slice) -> OptimizerLeaf:
+def _leaf(model: FlatModel, whole: FlatPart, span: slice) -> OptimizerLeaf:
     part = shared_part(whole.place, span)
     if part == whole.place:
         return OptimizerLeaf(part, model.leaf(*whole))

@@ -94,7 +94,7 @@ def wished(line_s: float, pause_s: float, nominal_step_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class ProcessorUse:
     """A moment, and the processors' seconds until then: for averages and more, and idle ones."""
 
     at_s: float
@@ -109,10 +109,10 @@ class Beside:
     """
 
     def __init__(self) -> None:
-        self._left = self._landed = Spent(math.nan, 0.0, 0.0)
+        self._left = self._landed = ProcessorUse(math.nan, 0.0, 0.0)
         self._usual = 0.0
 
-    def left(self, now: Spent) -> None:
+    def left(self, now: ProcessorUse) -> None:
         """A flight begins."""
         seconds = now.at_s - self._landed.at_s
         if seconds > 0:
@@ -120,7 +120,7 @@ class Beside:
             self._usual = max(0.0, (now.taken_s - self._landed.taken_s) / seconds)
         self._left = now
 
-    def landed(self, now: Spent) -> float:
+    def landed(self, now: ProcessorUse) -> float:
         """It is over; seconds of a processor that it took, and that no idle one had to spare."""
         left, since = self._left, self._left if math.isnan(self._landed.at_s) else self._landed
         self._landed = now

@@ -18,8 +18,8 @@ from protocol.gossip.round_length import (
     PAUSE_SHARE,
     WINDOW,
     Beside,
+    ProcessorUse,
     RoundLength,
-    Spent,
     wished,
 )
 
@@ -198,9 +198,9 @@ def flown(
     found = []
     for number in range(rounds):
         began_s, taken_s = 1.0 * number, number * (average_s + always)
-        beside.left(Spent(began_s, taken_s, idle * began_s))
+        beside.left(ProcessorUse(began_s, taken_s, idle * began_s))
         ended_s, taken_s = began_s + 0.2, taken_s + average_s + 0.2 * always
-        found.append(beside.landed(Spent(ended_s, taken_s, idle * ended_s)))
+        found.append(beside.landed(ProcessorUse(ended_s, taken_s, idle * ended_s)))
     return found
 
 
@@ -220,12 +220,12 @@ def test_an_idle_processor_would_do_it(idle: float, left: float) -> None:
 def test_less_than_is_taken_always_is_nothing() -> None:
     beside = Beside()
     flown(beside, 2, average_s=0.0, always=0.5)
-    beside.left(Spent(2.0, 1.0, 0.0))
-    assert beside.landed(Spent(2.2, 1.0, 0.0)) == 0.0
+    beside.left(ProcessorUse(2.0, 1.0, 0.0))
+    assert beside.landed(ProcessorUse(2.2, 1.0, 0.0)) == 0.0
 
 
 def test_a_process_that_begins_anew_makes_no_average_dear() -> None:
     beside = Beside()
-    beside.landed(Spent(0.0, 100.0, 0.0))
-    beside.left(Spent(1.0, 2.0, 0.0))
-    assert beside.landed(Spent(1.2, 2.03, 0.0)) == pytest.approx(0.03)
+    beside.landed(ProcessorUse(0.0, 100.0, 0.0))
+    beside.left(ProcessorUse(1.0, 2.0, 0.0))
+    assert beside.landed(ProcessorUse(1.2, 2.03, 0.0)) == pytest.approx(0.03)

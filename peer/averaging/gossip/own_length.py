@@ -20,7 +20,13 @@ from peer.observe.event_names import EventName
 from peer.rounds.surroundings import Surroundings
 from peer.runtime import PeerId
 from peer.training.messages import RoundClosed
-from protocol.gossip.round_length import FIRST_INNER_STEPS, Beside, RoundLength, Spent, wished
+from protocol.gossip.round_length import (
+    FIRST_INNER_STEPS,
+    Beside,
+    ProcessorUse,
+    RoundLength,
+    wished,
+)
 from protocol.membership.view import View
 from protocol.outcomes import SkipReason
 
@@ -97,6 +103,6 @@ class OwnLength:
                 before=before,
             )
 
-    def _spent(self) -> Spent:
+    def _spent(self) -> ProcessorUse:
         time = self._work.processor_time(self._network.statistics().p2pd_pid)
-        return Spent(trio.current_time(), time.taken_s, time.idle_s)
+        return ProcessorUse(trio.current_time(), time.taken_s, time.idle_s)
