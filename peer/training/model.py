@@ -366,8 +366,7 @@ class FlatModel:
 
     def share(self, ranks: Ranks, spans: Sequence[slice]) -> None:
         """Each rank has moved its span. The gradient is zero again."""
-        if ranks.count > 1:
-            ranks.share(self.theta_P, spans)
+        ranks.share(self.theta_P, spans)
         self.gradient_P.zero_()
 
     def take_moved(self, ranks: Ranks) -> None:

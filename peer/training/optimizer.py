@@ -244,7 +244,10 @@ class FlatOptimizer:
                 group["lr"] = learning_rate * part.rate_ratio
             part.optimizer.step()
         self.num_steps += 1
-        model.share(ranks, spans)
+        if together:
+            model.share(ranks, spans)
+        else:
+            model.gradient_P.zero_()
         return norm
 
 

@@ -61,7 +61,7 @@ class Stepper:
     def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Train on [B, T+1] tokens, of which each rank takes a share. Others get rank 0's."""
         loss = torch.zeros((), device=self._model.device)
-        own_BT = self._dealt(blocks_BT, learning_rate)
+        own_BT = blocks_BT if self.ranks.count == 1 else self._dealt(blocks_BT, learning_rate)
         all_targets = num_targets(blocks_BT)
         passes = self._micro_batches(own_BT)
         if self._model.spans:
@@ -81,8 +81,6 @@ class Stepper:
     ) -> npt.NDArray[np.int64]:
         """Our share of a step that all ranks take now, from the same weights."""
         ranks, model = self.ranks, self._model
-        if ranks.count == 1:
-            return blocks_BT
         ranks.tell(RankOrder.STEP, *blocks_BT.shape, model.moved, learning_rate)
         model.take_moved(ranks)
         return ranks.deal(blocks_BT)
