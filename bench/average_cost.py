@@ -38,7 +38,7 @@ from peer.cli.new import preset_spec
 from protocol.run.run_spec import RunSpec
 
 from .gossip_links_real import commit_of
-from .real_peers import COMMAND, HERE, PeerFailed, RealPeer, has_averaged, started
+from .real_peers import COMMAND, HERE, TRAINER, PeerFailed, RealPeer, has_averaged, started
 from .report import Goal, Report, Row, options
 
 RESULTS: Final = Path(__file__).parent / "results" / "average_cost.jsonl"
@@ -56,22 +56,12 @@ WARM_AVERAGES: Final = 40
 """From about there on loops are compiled (peer/codec/compiled.py)."""
 MOST_OF_ROUND: Final = 0.05
 ROLES: Final = ("trainer", "daemon", "table", "p2pd")
-_MODULES: Final = {"peer.training.child": "trainer", "peer.network.table": "table"}
-
-
-@dataclass(frozen=True, slots=True)
-class Stand:
-    """One peer at one moment: processor time by role, and what it had done."""
-
-    at_s: float
-    cpu_s: Mapping[str, float]
-    steps: int
-    averages: int
+_MODULES: Final = {TRAINER: "trainer", "peer.network.table": "table"}
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one peer took between two moments."""
+    """Time, processors' time by role, and what was done: from any moment on, or between two."""
 
     wall_s: float
     cpu_s: Mapping[str, float]
@@ -99,7 +89,7 @@ def role_of(process: psutil.Process) -> str | None:
     return "daemon" if Path(command[1]).name == "loco-peer" else None
 
 
-def stand_of(peer: RealPeer) -> Stand:
+def stand_of(peer: RealPeer) -> Taken:
     cpu_s = dict.fromkeys(ROLES, 0.0)
     for process in peer.family():
         with suppress(psutil.NoSuchProcess, IndexError):
@@ -107,13 +97,13 @@ def stand_of(peer: RealPeer) -> Stand:
                 times = process.cpu_times()
                 cpu_s[role] += times.user + times.system
     now_s, status = time.monotonic(), peer.status()
-    return Stand(now_s, cpu_s, status["step"], status["outcomes"]["averaged"])
+    return Taken(now_s, cpu_s, status["step"], status["outcomes"]["averaged"])
 
 
-def taken_by(before: Stand, after: Stand) -> Taken:
+def taken_by(before: Taken, after: Taken) -> Taken:
     cpu_s = {role: after.cpu_s[role] - before.cpu_s[role] for role in ROLES}
     return Taken(
-        after.at_s - before.at_s,
+        after.wall_s - before.wall_s,
         cpu_s,
         after.steps - before.steps,
         after.averages - before.averages,
@@ -127,7 +117,7 @@ def measured(
     seconds: float,
     program: Sequence[str] = (str(COMMAND),),
 ) -> Taken:
-    """What all peers of an arm took together. Raises PeerFailed."""
+    """Taken by all peers of an arm together. Raises PeerFailed."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         spec = folder / "run.toml"

@@ -1,4 +1,4 @@
-"""What does a peer of several processes (`--gpus N`) send, how fast is it, and what does it hold?
+"""A peer of several processes (`--gpus N`): what it sends, how fast it is, and what it holds.
 
 For 1, 2 and 4 processes: a real peer (`loco-peer start --gpus N --device cpu`) founds a run and
 trains a while alone; then a real peer of one process joins, and they average. So each row has
@@ -12,13 +12,13 @@ trains a while alone; then a real peer of one process joins, and they average. S
 The ranks have a thread each. On fewer cores than ranks they take turns, so seconds say nothing of
 GPUs; bytes and memory do not depend on that. Goal: the same bytes, whatever N.
 
-    python -m bench.machines [--ranks 1 2 4] [--millions 64] [--commit COMMIT] [--json FILE.jsonl]
+    python -m bench.machines [--ranks 1 2 4] [--millions 64] [--json FILE.jsonl]
 """
 
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -32,11 +32,11 @@ from demo.processes import RunningPeer, open_peers
 from peer.observe.event_names import EventName
 from protocol.run.run_spec import RunSpec
 
+from .gossip_links_real import commit_of
 from .memory import MB, SIZES
-from .real_peers import read_events
+from .real_peers import HERE, read_events, trainers_of
 from .report import Goal, Report, Row, options
 
-TRAINER: Final = "peer.training.child"
 ALONE_ROUNDS: Final = 4
 AVERAGES: Final = 3
 SAME: Final = 1.001
@@ -72,7 +72,7 @@ async def row_of(spec: RunSpec, ranks: int) -> Row:
         async with open_peers(folder) as peers:
             box = await peers.start("box", ["start", str(run_toml), *box_options], ranks)
             first = await _events(box, EventName.ROUND_CLOSED, 1)
-            trainers = list(_trainers(box))
+            trainers = trainers_of(psutil.Process(box.process.pid))
             assert len(trainers) == ranks, f"{len(trainers)} processes train in place of {ranks}"
             spent_s = _spent_s(trainers)
             closed = await _events(box, EventName.ROUND_CLOSED, len(first) + ALONE_ROUNDS)
@@ -129,13 +129,6 @@ async def _events(peer: RunningPeer, name: EventName, count: int) -> list[dict[s
             await trio.sleep(POLL_S)
 
 
-def _trainers(peer: RunningPeer) -> Iterator[psutil.Process]:
-    """The processes that train, rank 0 first: the daemon starts that, and it the others."""
-    for each in psutil.Process(peer.process.pid).children(recursive=True):
-        if TRAINER in each.cmdline():
-            yield each
-
-
 def _spent_s(processes: Sequence[psutil.Process]) -> float:
     """Processor time of all so far."""
     return sum(sum(each.cpu_times()[:2]) for each in processes)
@@ -156,10 +149,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--millions", type=int, choices=list(SIZES), help="in place of the demo's")
     parser.add_argument("--inner-steps", type=int, default=4)
-    parser.add_argument("--commit", help="that is measured, for the file")
     chosen = parser.parse_args()
     spec = spec_of(chosen.millions, chosen.inner_steps)
-    settings = {"commit": chosen.commit, "optimizer": spec.optimizer.name}
+    settings = {"commit": commit_of(HERE), "optimizer": spec.optimizer.name}
     report = Report("machines", "A peer of so many processes, on the CPU, over gloo", settings)
     report.rows += [trio.run(row_of, spec, ranks) for ranks in chosen.ranks]
     sent = [row["sent, bytes"] for row in report.rows]

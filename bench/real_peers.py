@@ -41,6 +41,8 @@ STOP_S: Final = keeper.GRACE_S + 10.0
 POLL_S: Final = 0.25
 PEER_GRACE_S: Final = 4.0
 LAST_WORDS_BYTES: Final = 2000
+TRAINER: Final = "peer.training.child"
+"""The module that a process which trains runs."""
 LEAST_SIGNAL_CODE: Final = 128
 """The keeper ends with the daemon's code; one below zero comes out modulo 256."""
 
@@ -204,6 +206,11 @@ class RealPeer:
         if self._process is not None:
             self._process.wait(STOP_S)
             self.stop()  # its pipe is not left open
+
+
+def trainers_of(process: psutil.Process) -> list[psutil.Process]:
+    """Those that train among all that it started, rank 0 first: that starts the others."""
+    return [each for each in process.children(recursive=True) if TRAINER in each.cmdline()]
 
 
 def home_in(folder: Path) -> Home:

@@ -93,7 +93,7 @@ PATIENCE_S: Final = 400.0
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What names a line of the results.
+    """The name of a line of the results.
 
     Attributes:
         sync: keys of [sync] that differ from the demo's, `KEY=VALUE` with blanks between.
@@ -276,7 +276,7 @@ def read_results(out: Path) -> Iterator[dict[str, Any]]:
 
 
 def key_of(line: Mapping[str, Any]) -> Made:
-    """What a line of the results was made for."""
+    """The name of this line."""
     return Made(**{name: line[name] for name in Made.__dataclass_fields__})
 
 
@@ -413,7 +413,7 @@ def faults(chosen: argparse.Namespace) -> Iterator[str]:
 
 
 def describe(at_once: int) -> str:
-    """What the figures stand on, in a sentence."""
+    """How lines are shaped and processors shared, in a sentence."""
     cores, needed = len(os.sched_getaffinity(0)), at_once * PROCESSORS
     shared = "" if cores >= needed else "; HOSTS SHARE THEM, so the figures say nothing"
     return (

@@ -41,7 +41,7 @@ from protocol.run.run_spec import RunSpec
 
 from .children import start_command
 from .link_table import Link, LinkTable
-from .real_peers import COMMAND, HERE, READY_S, PeerFailed, RealPeer, now_s, started
+from .real_peers import COMMAND, HERE, READY_S, PeerFailed, RealPeer, now_s, started, trainers_of
 from .router.network import RoutedNetwork, routed_network
 
 OURS: Final = {"pairs": "noloco", "fragments": "diloco"}
@@ -58,7 +58,6 @@ JUDGED_AT_ONCE: Final = 64
 LATE_S: Final = 15.0
 """A step that has begun in time may last so long."""
 START_POLL_S: Final = 0.01
-TRAINER: Final = "peer.training.child"
 SLOW_WEIGHTS: Final = "loco-slow-weights"
 TRAINER_STARTED: Final = "TrainerStarted"
 TRAINER_DIED: Final = "TrainerDied"
@@ -68,7 +67,7 @@ Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one arm does.
+    """The work of one arm.
 
     Attributes:
         spec: of the run, as plain values.
@@ -194,7 +193,7 @@ def _have_ended(task: Task, reports: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def line_figures(before: Any, after: Any, seconds: float) -> dict[str, Any]:
-    """What the router did meanwhile, and what that cost."""
+    """The router's work meanwhile, and its cost."""
     packets = max(1, after.packets - before.packets)
     sent = sum(after.sent_bytes.values()) - sum(before.sent_bytes.values())
     return {
@@ -255,7 +254,7 @@ def run_ours(task: Task, network: RoutedNetwork) -> dict[str, Any]:
 
 
 def loco_peer(folder: Path) -> Path:
-    """What a user runs; where the package is not installed, the same few lines."""
+    """The command of a user; where the package is not installed, the same few lines."""
     if COMMAND.exists():
         return COMMAND
     path = folder / "loco-peer"
@@ -271,11 +270,10 @@ def _stopped_trainer(peer: RealPeer) -> psutil.Process:
             raise PeerFailed(f"{peer.home.root} started no trainer")
         time.sleep(START_POLL_S)
     daemon = peer.daemon()
-    for child in daemon.children(recursive=True) if daemon else []:
-        if TRAINER in child.cmdline():
-            child.send_signal(signal.SIGSTOP)
-            return child
-    raise PeerFailed(f"{peer.home.root} has no process {TRAINER}")
+    for trainer in trainers_of(daemon) if daemon else []:
+        trainer.send_signal(signal.SIGSTOP)
+        return trainer
+    raise PeerFailed(f"{peer.home.root} has no process that trains")
 
 
 def _watch(task: Task, peers: Sequence[RealPeer], began: float) -> list[dict[str, Any]]:

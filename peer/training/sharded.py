@@ -62,7 +62,7 @@ def weights_nowhere() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretch:
+class _GatheredSpan:
     """Neighbours in the flat vector, and the memory where a rank has all of them for a moment."""
 
     place: slice
@@ -113,7 +113,7 @@ class ShardedModel(FlatModel):
         largest = max((_size(entries) for layer, entries in grouped if layer), default=0)
         weights = torch.zeros(largest, device=self.device)
         gradient = torch.zeros_like(weights)
-        self._rest = list[_Stretch]()
+        self._rest = list[_GatheredSpan]()
         for layer, entries in grouped:
             if layer is None:
                 own = torch.zeros(_size(entries), device=self.device)
@@ -125,25 +125,25 @@ class ShardedModel(FlatModel):
 
     def _placed(
         self, entries: Sequence[LayoutEntry], weights: torch.Tensor, gradient: torch.Tensor
-    ) -> _Stretch:
+    ) -> _GatheredSpan:
         parameters, start = trained_parameters(self._module), entries[0].offset
         for entry in entries:
             part = slice(entry.offset - start, entry.offset - start + entry.size)
             parameter = nn.Parameter(weights[part].view(entry.shape))
             parameter.grad = gradient[part].view(entry.shape)
             swap_tensors(parameters[entry.name], parameter)
-        return _Stretch(slice(start, start + len(weights)), weights, gradient)
+        return _GatheredSpan(slice(start, start + len(weights)), weights, gradient)
 
     def recompute(self) -> bool:
         return False  # it does that anyway
 
     # --- what passes between the ranks -----------------------------------------------------------
-    def gather(self, piece: _Stretch) -> None:
+    def gather(self, piece: _GatheredSpan) -> None:
         mine = shared_part(piece.place, self._own)
         piece.weights[_within(mine, piece.place)] = self._theta[_within(mine, self._own)]
         self._ranks.share(piece.weights, parts_of(piece.place, self.spans))
 
-    def add_gradient(self, piece: _Stretch) -> None:
+    def add_gradient(self, piece: _GatheredSpan) -> None:
         """To that of the ranks' spans; then it is zero here."""
         self._ranks.reduce(piece.gradient, parts_of(piece.place, self.spans))
         mine = shared_part(piece.place, self._own)
@@ -203,7 +203,7 @@ def _within(part: slice, whole: slice) -> slice:
 # --- a layer -----------------------------------------------------------------------------------
 
 
-def _make_gathered(layer: nn.Module, model: ShardedModel, piece: _Stretch) -> None:
+def _make_gathered(layer: nn.Module, model: ShardedModel, piece: _GatheredSpan) -> None:
     kind = type(layer)
     own = {"model": model, "piece": piece}
     layer.__class__ = type(kind.__name__, (_Gathered, kind), own)
@@ -211,7 +211,7 @@ def _make_gathered(layer: nn.Module, model: ShardedModel, piece: _Stretch) -> No
 
 class _Gathered(nn.Module):
     model: ShardedModel
-    piece: _Stretch
+    piece: _GatheredSpan
 
     def forward(self, hidden_BTD: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
         def compute(hidden_BTD: torch.Tensor) -> torch.Tensor:
