@@ -19,8 +19,13 @@ async def test_every_query_returns_data_from_a_live_swarm_and_no_alert_is_near(s
         with trio.move_on_after(START_S):
             while missing := await empty_panels(prometheus, OF_STAGES, OF_EXPERTS):
                 await trio.sleep(POLL_S)
-            while alerts := await prometheus.alerts():
+            while alerts := [each for each in await prometheus.alerts() if not of_others(each)]:
                 await trio.sleep(POLL_S)
         assert missing == []
         assert alerts == []
         assert {target["health"] for target in await prometheus.targets()} == {"up"}
+
+
+def of_others(alert: str) -> bool:
+    """Whether it tells of a stranger: a test that ran before may have sent one to this swarm."""
+    return alert.startswith("LocoNote peer-refused ")
