@@ -160,6 +160,7 @@ def test_the_newest_checkpoint_is_gone_on_from_though_an_old_one_is_back_first(
     none_blamed([first, late])
 
 
+@pytest.mark.long
 def test_a_lone_peer_goes_on_bit_for_bit(homes: Swarm) -> None:
     spec = SPEC.replace("1000000", str(END_ROUNDS * STEPS_A_ROUND))
     whole = started(homes, "whole", spec=spec)

@@ -16,6 +16,7 @@ def wait_finished(peer: Peer) -> None:
     peer.wait_for("the end", lambda: peer.status()["state"] == "finished", START_S)
 
 
+@pytest.mark.long
 def test_both_peers_take_the_new_rate_and_end_at_the_new_end(tmp_path):
     with open_swarm(tmp_path, SPEC) as swarm:
         founder = swarm.found()

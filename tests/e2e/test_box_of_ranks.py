@@ -75,6 +75,7 @@ def all_with_each_other(peers: list[Peer]) -> None:
         )
 
 
+@pytest.mark.long
 def test_a_peer_whose_processes_divide_sequences_averages(own: Swarm) -> None:
     founder = own.founder
     box = launch(own, founder, 2, "--split-context")
@@ -101,6 +102,7 @@ def test_a_peer_of_two_processes_averages_and_dies_as_one(own: Swarm) -> None:
     wait_until(partial(all_gone, processes), "nothing of the peer is left")
 
 
+@pytest.mark.long
 def test_a_peer_whose_processes_share_out_the_weights_averages(own: Swarm) -> None:
     founder = own.founder
     box = launch(own, founder, 2, "--shard-weights")

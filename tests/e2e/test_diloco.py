@@ -130,6 +130,7 @@ async def test_garbage_on_the_fragment_conversation_harms_nobody(
     nothing_broke(peers, seen, stranger)
 
 
+@pytest.mark.long
 def test_a_killed_trainer_comes_back_into_the_same_state(fragments: Swarm) -> None:
     *others, victim = joined(fragments, 3)
     count = len(victim.events())
@@ -139,6 +140,7 @@ def test_a_killed_trainer_comes_back_into_the_same_state(fragments: Swarm) -> No
     wait_one_state([*others, victim])
 
 
+@pytest.mark.long
 def test_a_killed_p2pd_costs_no_state(fragments: Swarm) -> None:
     *others, victim = joined(fragments, 3)
     count = len(victim.events())

@@ -54,6 +54,7 @@ def said_by(swarm: Swarm) -> np.ndarray:
     return np.array(rows)
 
 
+@pytest.mark.long
 def test_the_networks_losses_are_those_of_one_process_and_claims_can_be_checked(
     finished: Swarm,
 ) -> None:

@@ -142,6 +142,7 @@ def test_a_joiner_is_told_the_names(experts: Swarm) -> None:
     assert "no expert 'cod', but general, code; did you mean 'code'?" in peer.stderr
 
 
+@pytest.mark.long
 def test_a_newcomer_takes_the_expert_whose_only_peer_was_killed(experts: Swarm) -> None:
     founder, first = experts.founder, coder(experts)
     written = first.wait_event(EventName.CHECKPOINT_WRITTEN, START_S)
@@ -168,6 +169,7 @@ def experts_of(peer: Peer) -> dict[str, dict[str, Any]]:
     return {each["name"]: each for each in peer.status()["experts"]}
 
 
+@pytest.mark.long
 def test_held_out_blocks_outlive_the_founder_and_missing_texts_are_told(experts: Swarm) -> None:
     """The last of the swarm's tests, for it kills the founder."""
     first = coder(experts)
@@ -193,6 +195,7 @@ def _domains(peer: Peer) -> list[str]:
     return sorted(path.parent.name for path in found if (path.parent / "manifest").is_file())
 
 
+@pytest.mark.long
 def test_at_the_branch_one_of_two_goes_over_in_a_new_process(tmp_path: Path) -> None:
     one_size = f"model = {{ num_layers = {LAYERS['code']} }}\n"
     spec = spec_in(tmp_path, branch_round=9).replace(one_size, "")
@@ -251,6 +254,7 @@ def llama_of(folder: Path) -> LlamaForCausalLM:
     return model
 
 
+@pytest.mark.long
 def test_an_expert_begins_from_a_checkpoint_that_only_the_founder_has(tmp_path: Path) -> None:
     theirs = llama_of(tmp_path / "theirs").state_dict()
     begins = f'name = "code"\nbegin = "{tmp_path}/theirs"'

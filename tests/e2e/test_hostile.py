@@ -86,6 +86,7 @@ async def test_too_many_silent_streams_of_a_stranger_shut_out_only_the_stranger(
             await stream.aclose()
 
 
+@pytest.mark.long
 async def test_a_stranger_that_lies_about_its_step_and_speed_ends_nothing(
     swarm: Swarm, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -178,6 +178,7 @@ def test_a_killed_p2pd_is_replaced_and_averaging_goes_on(swarm: Swarm) -> None:
     assert "Traceback" not in victim.stderr
 
 
+@pytest.mark.long
 def test_a_killed_trainer_is_restarted_from_the_outer_state(swarm: Swarm) -> None:
     *others, victim = swarm.at_least(3)
     restarts = victim.metric("loco_trainer_restarts_total", reason="died")

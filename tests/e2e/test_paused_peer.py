@@ -9,6 +9,7 @@ from peer.options.exit_codes import ExitCode
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 
+@pytest.mark.long
 def test_a_paused_peer_rests_and_goes_on(swarm: Swarm) -> None:
     *others, peer = swarm.at_least(3)
     home = ("--home", str(peer.home.root))

@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 
 @needs_prometheus
+@pytest.mark.long
 async def test_every_query_returns_data_from_a_live_swarm_and_no_alert_is_near(swarm, tmp_path):
     targets = [urlsplit(peer.ready()["metrics"]).netloc for peer in swarm.at_least(2)]
     missing = alerts = ["nothing was asked yet"]

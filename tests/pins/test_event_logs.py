@@ -14,6 +14,14 @@ from pinned_logs import differences, pins_of, read_pins
 from pinned_worlds import WORLDS
 
 ROOT = Path(__file__).parents[2]
+LONG = {
+    "streaming-diloco-spoiled",
+    "microbatches-one-dies",
+    "joining-diloco",
+    "returning-diloco",
+    "returning-streaming-gossip",
+}
+"""What a restructuring holds itself to; others of its kind run each time."""
 
 pytestmark = pytest.mark.slow
 
@@ -22,13 +30,16 @@ def test_every_world_is_pinned():
     assert read_pins().keys() == WORLDS.keys()
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    "world",
+    [pytest.param(world, marks=pytest.mark.long) if world in LONG else world for world in WORLDS],
+)
 def test_the_event_logs_are_what_they_were(world):
     found = pins_of(world, range(WORLDS[world][0]))
     assert list(differences(read_pins()[world], found)) == []
 
 
-# The test above runs all worlds with one thread and a hash seed that is drawn.
+# The test above runs its worlds with one thread and a hash seed that is drawn.
 @pytest.mark.parametrize(
     ("hash_seed", "threads"), [("2", "2"), pytest.param("1", "1", marks=pytest.mark.long)]
 )

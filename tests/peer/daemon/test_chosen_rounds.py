@@ -150,6 +150,7 @@ async def test_peers_with_unequal_lines_meet_and_a_slow_one_sets_nobodys_rounds(
 
 
 @simulated()
+@pytest.mark.long
 async def test_replicas_that_forget_nothing_believe_each_other_over_unequal_lines(tmp_path):
     """Rounds of ten steps and of a hundred: so unlike are the distances of their replicas."""
     options = SwarmOptions(

@@ -90,7 +90,8 @@ def striped(monkeypatch: pytest.MonkeyPatch) -> None:
 # In each of these worlds `b` has a partner in the round in which it is harmed. One is harmed at its
 # odd operations, the other at its even ones.
 WORLDS = pytest.mark.parametrize(
-    ("seed", "every", "pieces_"), [(1, 2, False), (2, 2, False), (1, 17, True)]
+    ("seed", "every", "pieces_"),
+    [(1, 2, False), pytest.param(2, 2, False, marks=pytest.mark.long), (1, 17, True)],
 )
 
 

@@ -132,7 +132,7 @@ async def test_of_five_peers_one_fails_before_and_one_in_mid_send(tmp_path, monk
 @pytest.mark.parametrize(
     ("what", "stall_s"),
     [
-        ("trainer", 4.0),
+        pytest.param("trainer", 4.0, marks=pytest.mark.long),
         ("machine", 9.0),
         pytest.param("trainer", 6.0, marks=pytest.mark.long),
         pytest.param("machine", 4.0, marks=pytest.mark.long),

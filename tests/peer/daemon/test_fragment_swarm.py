@@ -134,6 +134,7 @@ async def test_a_killed_peer_costs_the_others_nothing_but_its_part(tmp_path):
 
 
 @simulated()
+@pytest.mark.long
 async def test_after_a_partition_all_are_equal_again(tmp_path):
     async with open_swarm(1, fragment_spec(20), tmp_path, OPTIONS) as swarm:
         await start(swarm, "a", "b", "c")

@@ -193,6 +193,7 @@ def names(count: int, of: str = "nobody") -> PeerList:
 
 
 @simulated()
+@pytest.mark.long
 async def test_lists_of_peers_cost_what_beats_cost(tmp_path, monkeypatch):
     told: list[PeerList] = []
     async with open_swarm(1, toy_spec(60), tmp_path) as swarm:

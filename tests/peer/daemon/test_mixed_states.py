@@ -120,6 +120,7 @@ def test_several_thin_lines_bring_it_faster_than_one(tmp_path, monkeypatch):
     run()
 
 
+@pytest.mark.long
 def test_sources_may_be_as_slow_as_one_line_makes_them_that_all_share(tmp_path, monkeypatch):
     """Each sends half of what one source alone has to."""
     line = LinkModel(0.02, bandwidth_bytes_per_s=LINE_BYTES_PER_S / 20)
@@ -189,7 +190,9 @@ def test_without_outer_momentum_half_of_a_state_comes(tmp_path, names):
     run()
 
 
-@pytest.mark.parametrize("place", [0, 1], ids=["leader", "helper"])
+@pytest.mark.parametrize(
+    "place", [0, pytest.param(1, marks=pytest.mark.long)], ids=["leader", "helper"]
+)
 def test_where_a_source_dies_the_others_give_what_it_has_not(tmp_path, monkeypatch, place):
     @simulated()
     async def run():
@@ -215,7 +218,9 @@ def test_where_a_source_dies_the_others_give_what_it_has_not(tmp_path, monkeypat
     run()
 
 
-@pytest.mark.parametrize("place", [0, 1, 2], ids=["leader", "helper", "another"])
+@pytest.mark.parametrize(
+    "place", [0, 1, pytest.param(2, marks=pytest.mark.long)], ids=["leader", "helper", "another"]
+)
 def test_one_that_lies_is_left_out_and_the_others_give_its_part(tmp_path, monkeypatch, place):
     @simulated()
     async def run():

@@ -162,7 +162,7 @@ def checkpoint(folder, family="llama", **changes):
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", pytest.param("qwen3", marks=pytest.mark.long), "mixtral"]
+    "family", ["llama", *(pytest.param(f, marks=pytest.mark.long) for f in ("qwen3", "mixtral"))]
 )
 async def test_a_run_goes_on_from_a_checkpoint_with_its_sizes(folder, tmp_path, family):
     expected = FlatModel(checkpoint(tmp_path / "hf", family), torch.device("cpu"))
@@ -198,7 +198,7 @@ def adapted_spec(folder, source, **adapter):
     return spec_of(folder, model=model, adapter={"rank": 4, **adapter})
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.long)])
 async def test_adapters_alone_are_trained_and_the_checkpoint_stays(folder, tmp_path, precision):
     source = tmp_path / "hf"
     whole = FlatModel(checkpoint(source), torch.device("cpu")).layout
@@ -215,6 +215,7 @@ async def test_adapters_alone_are_trained_and_the_checkpoint_stays(folder, tmp_p
         assert run.ready.precision == precision
 
 
+@pytest.mark.long
 async def test_with_the_first_matrix_frozen_half_is_trained(folder, tmp_path):
     checkpoint(tmp_path / "hf")
     spec = adapted_spec(folder, tmp_path / "hf", trains="b", targets=["q_proj"])
@@ -224,6 +225,7 @@ async def test_with_the_first_matrix_frozen_half_is_trained(folder, tmp_path):
         assert all("q_proj.lora_B" in name for name in names)
 
 
+@pytest.mark.long
 async def test_adapters_of_a_checkpoint_with_a_head_of_many_tokens(folder, tmp_path):
     checkpoint(tmp_path / "hf", vocab_size=WHOLE_LOGITS_VOCABULARY + 1)
     spec = adapted_spec(folder, tmp_path / "hf", targets=["q_proj"])

@@ -1,6 +1,7 @@
 """Several processes that train one model: as good as one, and ended by the end of any."""
 
 from contextlib import asynccontextmanager
+from itertools import product
 
 import numpy as np
 import psutil
@@ -155,7 +156,12 @@ def _assert_near(one, other, bound=1e-5):
 
 @pytest.mark.parametrize(
     ("optimizer", "ranks", "batch_size", "shards"),
-    [("adamw", 2, 4, False), ("muon", 3, 5, False), ("adamw", 2, 5, True), ("muon", 3, 4, True)],
+    [
+        pytest.param("adamw", 2, 4, False, marks=pytest.mark.long),
+        ("muon", 3, 5, False),
+        ("adamw", 2, 5, True),
+        pytest.param("muon", 3, 4, True, marks=pytest.mark.long),
+    ],
 )
 async def test_several_train_as_one(corpus, tmp_path, optimizer, ranks, batch_size, shards):
     """With shares of 2, 2 and 1 sequences too: a mean of their means would be another gradient.
@@ -178,7 +184,7 @@ async def test_several_train_as_one(corpus, tmp_path, optimizer, ranks, batch_si
 
 @pytest.mark.parametrize(
     ("family", "optimizer", "ranks", "batch_size"),
-    [("llama", "adamw", 2, 4), ("gemma3_text", "muon", 3, 2)],
+    [("llama", "adamw", 2, 4), pytest.param("gemma3_text", "muon", 3, 2, marks=pytest.mark.long)],
 )
 async def test_several_that_divide_sequences_train_as_one(
     corpus, tmp_path, family, optimizer, ranks, batch_size
@@ -208,6 +214,7 @@ async def test_what_cannot_be_divided_is_refused(corpus, more, why):
         assert why in failed.detail
 
 
+@pytest.mark.long
 async def test_several_keep_coarse_moments_and_one_takes_them_over(corpus, tmp_path):
     found = []
     for moments in ("fp32", "bf16"):
@@ -259,8 +266,15 @@ def _runs(process):
 
 @pytest.mark.parametrize(
     ("phase", "shards"),
-    [(phase, False) for phase in ("importing", "idle", "training", "keeping")]
-    + [(phase, True) for phase in ("training", "keeping")],
+    [
+        ("importing", False),
+        ("training", True),
+        *(
+            pytest.param(phase, shards, marks=pytest.mark.long)
+            for phase, shards in [("idle", False), *product(["training", "keeping"], [False, True])]
+            if (phase, shards) != ("training", True)
+        ),
+    ],
 )
 async def test_the_end_of_any_rank_is_the_trainers(corpus, tmp_path, phase, shards):
     settings = _settings(corpus, 2, shards=shards)
@@ -279,7 +293,7 @@ async def test_the_end_of_any_rank_is_the_trainers(corpus, tmp_path, phase, shar
                 assert not isinstance(event := await trainer.receive(), Failed), event
 
 
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("stopped", [pytest.param(False, marks=pytest.mark.long), True])
 async def test_no_rank_outlives_the_first(corpus, stopped):
     """Not even one that is stopped, and reads nothing."""
     async with _trainer(_settings(corpus, 2)) as (trainer, _), _nothing_stays(trainer) as ranks:
