@@ -527,7 +527,8 @@ def test_who_follows_and_agrees_goes_on_to_follow(
     monkeypatch.setattr(run_file, "_ask", lambda _: None)
     home.prepare()
     home.follow("cd" * 16, "/ip4/192.0.2.2/tcp/1/p2p/x")
-    assert run_peer(load_config({"home": home.root, "follow": True}, {}), None) is ExitCode.OK
+    given = {"home": home.root, "bootstrap": ["h:1"], "follow": True}
+    assert run_peer(load_config(given, {}), None) is ExitCode.OK
     assert followed == [("cd" * 16, "/ip4/192.0.2.2/tcp/1/p2p/x")] * 2
 
 
