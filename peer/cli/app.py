@@ -307,13 +307,19 @@ def amend(
         bool, opt.option("--dry-run", "", "Show what would change, and change nothing.")
     ] = False,
     show: Annotated[bool, opt.option("--show", "", "Show what has been amended.")] = False,
+    successor: Annotated[
+        Path | None,
+        opt.option("--successor", "DIR", "Home of a peer of the run that --follow leads to."),
+    ] = None,
     home: opt.Home = None,
 ) -> None:
     """Change length, learning rate or admission of a run under way; founder only."""
-    from .client import amend_run, home_of, show_amendments
+    from .client import amend_run, home_of, name_successor, show_amendments
 
     if show:
         show_amendments(home_of(home))
+    elif successor is not None:
+        name_successor(home_of(home), home_of(successor))
     else:
         amend_run(home_of(home), run_toml, at_round, dry_run=dry_run)
 

@@ -212,6 +212,15 @@ def amend_run(home: Home, run_toml: Path | None, at_round: int | None, *, dry_ru
         print(f"{would} at once:", *at_once, sep="\n")
 
 
+def name_successor(home: Home, other: Home) -> None:
+    """Name the run of another home here as what follows; its daemon says by which address."""
+    name, status = run_of(other).name, told(other, "status")
+    run_id, address = status["run_id"], status["address"]
+    told(home, "name_successor", run_id=run_id, address=address)
+    print(f"peers with --follow join '{name}' ({run_id}) when this run is over, by")
+    print(f"  {address} (reachable from {status['reachable_from']})")
+
+
 def show_amendments(home: Home) -> None:
     from peer.observe.status import amendment_lines  # slow to import, as the record is
 

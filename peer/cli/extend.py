@@ -10,7 +10,11 @@ from typing import Any, Final
 
 from peer.options.config import ConfigError, refuse_experts
 from peer.state.home import Home
+from peer.state.kept_files import AdmissionFile
 from peer.training.corpus.folder import kept_corpus
+from protocol.admission.register import Mode, Register
+from protocol.admission.statements import is_successor
+from protocol.run.amendments import is_amendment
 from protocol.run.run_spec import CONVERSATIONS, RunSpec, validated
 
 from .client import run_of, spec_of
@@ -33,12 +37,17 @@ def extend_run(
     parent, folder = spec_of(home), run_toml.with_suffix("").absolute()
     _check(home, parent, run_toml, folder, data, force=force)
     spec = successor(parent, folder, data, steps, replay, _old_texts(home, parent))
+    spec = _admitting(spec, _guests(home))
     from .export_experts import export_run  # imports torch, so wrong options are told before
 
     export_run(home, folder, None, swarm=False, as_moe=False)
     print(f"exported the model of the run '{parent.name}' to {folder}")
     print(*(f"  {line}" for line in write_new(run_toml, spec, EXTENDED, force=force)), sep="\n")
     print(f"wrote {run_toml}; read it, then run: loco-peer start {run_toml} --new-run")
+    print(
+        "or, for peers that follow (--follow), beside this one: loco-peer start"
+        f" {run_toml} --home DIR, and then here: loco-peer amend --successor DIR"
+    )
 
 
 def _check(
@@ -61,6 +70,30 @@ def _old_texts(home: Home, parent: RunSpec) -> str:
     kept = kept_corpus(home.cache_dir, parent.data.manifest or "")
     whole = None if kept is None else kept.whole
     return parent.data.source if whole is None else f"tokens:{whole}"
+
+
+def _guests(home: Home) -> set[str]:
+    """The peers that this home's run has admitted by a word or an invitation; none if it is open.
+
+    A peer that follows comes with its own identity, and has no invitation to the new run.
+    """
+    signed, kept = home.run(), AdmissionFile(home.admission_path).read()
+    assert signed is not None
+    mode = Mode(signed.spec().admission.mode)
+    register = Register(mode, signed.run_id, signed.founder_public_key, ())
+    for statement in kept.statements:
+        if not (is_amendment(statement) or is_successor(statement)):
+            register.take(statement)
+    return {peer_id for peer_id in register.known_peers if register.fault(peer_id) is None}
+
+
+def _admitting(spec: RunSpec, guests: set[str]) -> RunSpec:
+    """Raises InvalidRunSpec: those are too many."""
+    if Mode(spec.admission.mode) is Mode.OPEN:
+        return spec
+    tree: dict[str, Any] = spec.model_dump(exclude_none=True)
+    tree["admission"]["peers"] = sorted(guests.union(spec.admission.peers))
+    return validated(tree)
 
 
 def successor(

@@ -99,6 +99,7 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
         where = config.origins["export-when-done"]
         check_folder(config.export_when_done, f"export-when-done ({where})")
     _check_track(config)
+    config = _as_followed(config, home)
     if config.verbose:
         print(*config.describe(), sep="\n", file=sys.stderr)
     home.prepare()
@@ -118,15 +119,25 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
         return _until_ended(config, spec, home)
 
 
+def _as_followed(config: PeerConfig, home: Home) -> PeerConfig:
+    """The options of a peer that follows: addresses and corpus were said of an earlier run."""
+    followed = home.followed()
+    if not config.follow or followed is None:
+        return config
+    return replace(config, bootstrap=(followed[1],), data=None)
+
+
 def _until_ended(config: PeerConfig, spec: RunSpec | None, home: Home) -> ExitCode:
     """Run the daemon; once more where the user agrees to what its run takes."""
-    code, ended = ExitCode.OK, None
+    code, ended, followed = ExitCode.OK, None, home.followed()
     try:
         code = trio.run(_run_daemon, config, spec, home)
     except* (JoinAgain, NotAgreed) as group:
         ended = leaves(group)[0]
     if isinstance(ended, NotAgreed):
         _ask(ended)
+        if followed is not None:  # there it was going
+            home.follow(*followed)
         return _until_ended(replace(config, yes=True), spec, home)
     if isinstance(ended, JoinAgain):
         _join_again(config, home, ended)
@@ -147,6 +158,8 @@ def _join_again(config: PeerConfig, home: Home, again: JoinAgain) -> None:
     print(f"loco-peer: {again}; joining again in a new process", file=sys.stderr, flush=True)
     if again.part is not None:
         home.go_over_to(again.part)
+    if again.successor is not None:
+        home.follow(again.successor.run_id, again.successor.address)
     home.hand_on()
     command = rejoin_command(config)
     os.environ.update(handed_on(config))

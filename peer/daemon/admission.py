@@ -2,7 +2,7 @@
 
 protocol/admission/register.py has the rules of admission. Here they are applied to our own pass,
 to statements kept in the home or forwarded by linked peers, and to the run's secret. Amendments of
-the run (protocol/run/amendments.py) are statements too.
+the run (protocol/run/amendments.py) are statements too, and so is the name of its successor.
 
 The secret names the places of the run's records in the directory, so that only admitted peers find
 its members. Members tell it to peers that they have admitted; its digest is in the run spec, so a
@@ -29,8 +29,8 @@ from peer.observe.events import EventLog
 from peer.runtime import PeerId
 from peer.state.kept_files import KeptAdmission
 from protocol.admission.register import Mode, Register
-from protocol.admission.statements import Ruling, Token, Verdict
-from protocol.errors import LocoError
+from protocol.admission.statements import Ruling, Successor, Token, Verdict, is_successor
+from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import (
     MAX_AMENDMENTS,
     MAX_PASSES,
@@ -48,7 +48,7 @@ from protocol.wire.messages import Hello, Refusal, Statements
 from .ports import Ports
 
 SECRET_DOMAIN: Final = b"loco/v1/run-secret\0"
-MAX_EARLY: Final = (MAX_RULINGS + MAX_PASSES + MAX_AMENDMENTS) // MAX_STATEMENTS_PER_MESSAGE
+MAX_EARLY: Final = 1 + (MAX_RULINGS + MAX_PASSES + MAX_AMENDMENTS) // MAX_STATEMENTS_PER_MESSAGE
 """Messages kept until the run is known: as many as hold all statements of a run."""
 
 
@@ -178,9 +178,12 @@ class Admission:
         return self._messages(held) or ([Statements((), self._secret)] if self._secret else [])
 
     def _messages(self, statements: Sequence[bytes]) -> list[Statements]:
-        size = MAX_STATEMENTS_PER_MESSAGE
-        parts = (statements[at : at + size] for at in range(0, len(statements), size))
-        return [Statements(tuple(part), self._secret) for part in parts]
+        size, named = MAX_STATEMENTS_PER_MESSAGE, self._named
+        plain = [statement for statement in statements if statement not in named]
+        parts = (plain[at : at + size] for at in range(0, len(plain), size))
+        messages = [Statements(tuple(part), self._secret) for part in parts]
+        told = [Statements((), self._secret, each) for each in named if each in statements]
+        return messages + told
 
     def heard(self, message: Statements) -> list[Statements]:
         """Take statements that a linked peer forwarded. Returns the new ones, for the others.
@@ -195,7 +198,8 @@ class Admission:
             return []
         knew_secret = self._secret is not None
         self._take_secret(message.secret)
-        new = [statement for statement in message.statements if self._take(statement)]
+        told = (*message.statements, *filter(None, [message.successor]))
+        new = [statement for statement in told if self._take(statement)]
         self._after(new)
         if new or knew_secret != (self._secret is not None):
             self._keep()
@@ -205,7 +209,11 @@ class Admission:
         """Keep a statement if it is new; whether it was. Raises RemoteProtocolError."""
         register = self._register
         assert register is not None
-        if register.knows(statement) or not is_amendment(statement):
+        if register.knows(statement) or statement in self._named:
+            return False
+        if is_successor(statement):
+            return self._take_successor(register, statement)
+        if not is_amendment(statement):
             return register.take(statement)
         amendment = self.amended.take(statement)
         if amendment is None:
@@ -216,12 +224,29 @@ class Admission:
         self._events.emit(EventName.RUN_AMENDED, version=version, round=round_, keys=keys)
         return True
 
+    def _take_successor(self, register: Register, statement: bytes) -> bool:
+        named = Successor.read(statement, register.run_id)
+        if not register.is_founder(named.signer):
+            raise RemoteProtocolError("a successor that the founder has not named")
+        if not named.comes_after(self._facts.successor):
+            return False
+        self._facts.successor = named
+        run_id, address = named.run_id, named.address
+        self._events.emit(EventName.SUCCESSOR_NAMED, successor=run_id, address=address)
+        return True
+
+    @property
+    def _named(self) -> tuple[bytes, ...]:
+        """The statement of the successor; none where there is none."""
+        named = self._facts.successor
+        return () if named is None else (named.sealed,)
+
     @property
     def _statements(self) -> tuple[bytes, ...]:
         """All of them; amendments last, because they may close the run to some of the rest."""
         assert self._register is not None
         amendments = (amendment.sealed for amendment in self.amended.amendments)
-        return (*self._register.statements, *amendments)
+        return (*self._register.statements, *amendments, *self._named)
 
     def _after(self, new: Iterable[bytes]) -> None:
         register = self._register
@@ -303,6 +328,21 @@ class Admission:
         ]
         self._keep()
         return self._messages([*rulings, *amendments])
+
+    def name_successor(self, successor: str, address: str) -> list[Statements]:
+        """Name the run that follows this one. Returns the message for all others.
+
+        Raises:
+            LocoError: this home does not hold the founder's key.
+            RemoteProtocolError: that is no other run.
+        """
+        founder, before = self.founder(), self._facts.successor
+        version = 1 if before is None else before.version + 1
+        key, sign = founder.public_key, founder.sign
+        made = Successor.made(self._run_id, version, successor, address, key, sign)
+        self._take(made.sealed)
+        self._keep()
+        return self._messages([made.sealed])
 
     def founder(self) -> Identity:
         """Raises LocoError: this home does not hold the founder's key."""

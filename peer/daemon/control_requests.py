@@ -73,6 +73,7 @@ class ControlRequests:
             "invite": self.invite,
             "rule": self.rule,
             "amend": lambda wanted: amend(self._peer.parts, wanted),
+            "name_successor": self.name_successor,
         }
 
     async def status(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -174,6 +175,15 @@ class ControlRequests:
             raise LocoError("that is this peer itself; to end it: loco-peer leave")
         parts.links.tell_statements(parts.admission.rule(verdict, peer_id))
         return {"peer": peer_id}
+
+    async def name_successor(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Raises LocoError: this home cannot, or the run goes on elsewhere in any case."""
+        parts = self._peer.parts
+        if parts.facts.several is not None:
+            raise LocoError("peers of a run with experts go over to others of it, and follow none")
+        told = parts.admission.name_successor(wanted["run_id"], wanted["address"])
+        parts.links.tell_statements(told)
+        return {}
 
     def _known(self) -> frozenset[PeerId]:
         """Peers that were here, and those that were ruled on: a banned one is not here."""

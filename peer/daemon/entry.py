@@ -5,6 +5,7 @@ where the first state comes from; returning.py has the entry of one that comes b
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import trio
@@ -14,8 +15,9 @@ from peer.observe.event_names import EventName
 from peer.runtime import PeerId
 from peer.stages.company import StageCompany
 from protocol.address.multiaddr import with_peer_id
-from protocol.errors import InvalidRunSpec
+from protocol.errors import InvalidRunSpec, LocoError
 from protocol.membership.group import Group
+from protocol.membership.returning import UNREACHED_S
 from protocol.run.assignment import needed_stage, newcomers_stage
 from protocol.run.layout import part_of_expert, part_of_stage
 from protocol.run.run_spec import RunSpec
@@ -75,6 +77,14 @@ def expert_to_go_on_with(spec: RunSpec, kept: str | None, pinned: str | None) ->
     return pinned or kept
 
 
+@dataclass(frozen=True, slots=True)
+class Following:
+    """A run that a home goes over to, from one that is over; `move` makes it that run's home."""
+
+    run_id: str
+    move: Callable[[SignedSpec], None]
+
+
 async def join(
     addresses: Sequence[str],
     stage: int | None,
@@ -82,31 +92,59 @@ async def join(
     parts: PeerParts,
     check_spec: CheckSpec,
     _: trio.Nursery,
+    following: Following | None = None,
 ) -> Entered:
     """Join the run that the addresses lead to: run spec and data come from the swarm.
 
     Args:
         stage: of a pipeline, to be held; None lets it choose.
         expert: the name of that to be trained, of a run that has any; None lets it choose.
+        following: the run that it must be, of a home that leaves another for it.
+
+    Raises LocoError: that run is not there.
     """
     facts = parts.facts
     facts.now_doing("looking for the swarm", PeerState.CONNECTING)
-    first, hello = await enter_swarm(parts, Bootstrap(parts, parts.links, addresses))
+    bootstrap = Bootstrap(parts, parts.links, addresses)
+    if following is None:
+        first, hello = await enter_swarm(parts, bootstrap)
+    else:
+        first, hello = await _enter_successor(parts, bootstrap, following)
     facts.now_doing("fetching the run spec", PeerState.DOWNLOADING)
     signed = await parts.sources.fetch(
         lambda fetcher: fetcher.spec(hello.run_id), parts.roster, first
     )
     spec = usable_spec(signed, hello.software)
+    check_spec(spec, None)
+    if following is not None:
+        following.move(signed)
     parts.admission.entered(signed)
     parts.events.emit(EventName.RUN_RECEIVED, remote=first, run_id=signed.run_id, name=spec.name)
     choose: ChoosePart = partial(choose_stage, parts, spec, signed.run_id, stage)
-    check_spec(spec, None)
     if (number := await expert_of(parts, spec, expert)) is not None:
         check_spec(spec, number)
         choose = partial(stays_at, number)
     facts.now_doing("fetching the data")
     source = BlobsOfPeers(parts, parts.sources, first, expert=facts.expert)
     return signed, await parts.provision.obtain(spec, source, choose)
+
+
+async def _enter_successor(
+    parts: PeerParts, bootstrap: Bootstrap, following: Following
+) -> tuple[PeerId, Hello]:
+    """The same, where it must be that run, within UNREACHED_S. Raises LocoError, Refused."""
+    which = f"the run {following.run_id}, which follows that of this home,"
+    again = "loco-peer start goes back to the old run, and tries again if that is over"
+    try:
+        with trio.fail_after(UNREACHED_S):
+            first, hello = await enter_swarm(parts, bootstrap)
+    except trio.TooSlowError:
+        why = next(iter(parts.facts.company.failing.values()), "nobody answers")
+        minutes = f"{UNREACHED_S / 60:.0f} minutes"
+        raise LocoError(f"{which} was not reached for {minutes} ({why}); {again}") from None
+    if hello.run_id != following.run_id:
+        raise LocoError(f"{which} is not what {first} trains ({hello.run_id}); {again}")
+    return first, hello
 
 
 def usable_spec(signed: SignedSpec, software: str) -> RunSpec:

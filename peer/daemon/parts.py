@@ -8,6 +8,7 @@ from pathlib import Path
 import trio
 
 from peer.facts import RoundTiming
+from protocol.admission.statements import Successor
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
@@ -33,6 +34,7 @@ class PeerSettings:
         bind_run: makes the home one of this run; raises when it is another's.
         keeps_stage: whether it holds its stage of a pipeline whatever happens.
         expert: the name of the one that it trains whatever happens.
+        follows: whether it joins a run that the founder has named, when its own is over.
         on_finished: called when the run is over, while its state is served.
         most_corpus_bytes: of the disk that pieces of the corpus may take, by what those take that
             are here.
@@ -52,6 +54,7 @@ class PeerSettings:
     checkpoints: CheckpointPlan = field(default_factory=CheckpointPlan)
     keeps_stage: bool = False
     expert: str | None = None
+    follows: Callable[[Successor], bool] = lambda _: False
     on_finished: Callable[[], Awaitable[None]] | None = None
     most_corpus_bytes: Callable[[int], int] = lambda _: sys.maxsize
     on_run: Callable[[RunSpec, int], None] | None = None

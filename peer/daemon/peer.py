@@ -357,6 +357,7 @@ class Training:
             await rounds.run()
             if settings.on_finished is not None:
                 await settings.on_finished()
+            await self._follow()
             if settings.exit_when_done:
                 await self.checkpoints.wait_copied(math.inf)
                 if self._experts is not None and (again := self._experts.after_the_end()):
@@ -383,10 +384,19 @@ class Training:
         facts = self._facts
         while True:
             await self._parts.heard.park()
+            await self._follow()
             if self._amended.total_steps_at(facts.nominal_step) > facts.step:
                 training = self._held.view.members_training(trio.current_time())
                 if can_be_joined(training):
                     raise JoinAgain("the run was made longer while we saw nobody")
+
+    async def _follow(self) -> None:
+        """Join the run that follows ours, if one is named, and is wanted. Raises JoinAgain."""
+        successor = self._facts.successor
+        if successor is not None and self._settings.follows(successor):
+            await self.checkpoints.wait_copied(math.inf)
+            await self._parts.links.say_leaving()
+            raise JoinAgain(f"the run is over; following {successor.run_id}", successor=successor)
 
     async def _note_codec(self) -> None:
         """Load the codec before the first vector waits for it."""

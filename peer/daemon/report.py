@@ -167,6 +167,7 @@ class Report:
             microbatches={str(what): count for what, count in facts.microbatches.items()},
             pipeline=facts.pipeline.to_json() if facts.holds_stage else None,
             amendments=amendments_json(facts.spec),
+            successor=None if facts.successor is None else facts.successor.to_json(),
             ranks=facts.ranks,
             codec=_codec_sentence(facts),
             reach=facts.reach.to_json(),

@@ -40,6 +40,7 @@ from peer.state.home import Home
 from peer.state.kept_files import Acquaintances, AdmissionFile, Pins
 from peer.state.uploads import UploadFailed, Uploads
 from peer.training.child_process import SpareChild
+from protocol.admission.statements import Successor
 from protocol.membership.dial_back import host_and_port
 from protocol.membership.view import Roster
 from protocol.names import short_id
@@ -49,7 +50,7 @@ from protocol.run.signed_spec import SignedSpec
 
 from .checkpointing import CheckpointPlan, check_room_to_begin, free_bytes
 from .control_requests import ControlRequests
-from .entry import Entry, expert_to_go_on_with, found, join
+from .entry import Entry, Following, expert_to_go_on_with, found, join
 from .links import SILENCE_S
 from .outside import be_reached
 from .parts import PeerParts, PeerSettings
@@ -171,6 +172,10 @@ class _Daemon:
         part = self._home.take_next_part()
         stage = stage_of_part(part) if config.stage is None else config.stage
         expert = config.expert or self._home.expert()
+        if (following := self._following()) is not None:
+            self._home.successor_path.unlink()  # said again when we are there; until then, once
+            given = config.bootstrap, config.stage, config.expert
+            return partial(join, *given, following=following)
         if signed is not None:
             kept = signed.spec().name_of(part) or self._home.expert()
             expert = expert_to_go_on_with(signed.spec(), kept, config.expert)
@@ -178,6 +183,24 @@ class _Daemon:
         if spec is not None:
             return partial(found, spec, expert)
         return partial(join, config.bootstrap, stage, expert)
+
+    def _following(self) -> Following | None:
+        """The run that this home is about to follow."""
+        home, followed, signed = self._home, self._home.followed(), self._home.run()
+        if not self._config.follow or followed is None or signed is None:
+            return None
+        run_id, address = followed
+
+        def move(successor: SignedSpec) -> None:
+            home.put_run_away()
+            home.bind_run(successor)
+            home.follow(run_id, address)
+
+        return None if run_id == signed.run_id else Following(run_id, move)
+
+    def _follows(self, successor: Successor) -> bool:
+        """Once: two runs that name each other are not followed in turn."""
+        return self._config.follow and not self._home.has_left(successor.run_id)
 
     def _command(self, name: str) -> str:
         """A command for this home, as its owner would type it."""
@@ -244,7 +267,8 @@ class _Daemon:
         )
 
     def _settings(self, parts: PeerParts, *, founds: bool) -> PeerSettings:
-        config, home, is_new = self._config, self._home, self._home.run() is None
+        config, home = self._config, self._home
+        is_new = home.run() is None or self._following() is not None
         joins = is_new and not founds
         folder, on_finished = config.export_when_done, None
         if folder is not None:
@@ -260,6 +284,7 @@ class _Daemon:
             observe_round=parts.facts.count_timing,
             keeps_stage=config.stage is not None,
             expert=config.expert,
+            follows=self._follows,
             checkpoints=CheckpointPlan(config.checkpoint_every_s, self._uploads(parts)),
             on_finished=on_finished,
             most_corpus_bytes=self._most_corpus_bytes,

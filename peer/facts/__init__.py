@@ -17,6 +17,7 @@ import msgspec
 import trio
 from msgspec import structs
 
+from protocol.admission.statements import Successor
 from protocol.errors import InvalidRunSpec
 from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.limits import MAX_FRAGMENTS_FREE, MAX_LINKS, MAX_MEMBERS
@@ -362,6 +363,7 @@ class Facts:
         held: the part of the model that we hold.
         several: the whole run, where it has experts; `spec` is then that of ours.
         expert: the name of that one.
+        successor: the run that our founder has named to follow ours.
         fits: numbers of those that this machine can train.
         chosen: the group that we shall be in, before that.
         meetings: by partner; of MAX_MEMBERS, those that were first met last.
@@ -425,6 +427,7 @@ class Facts:
     held: HeldPart | None = None
     chosen: Group | None = None
     several: RunSpec | None = None
+    successor: Successor | None = None
     expert: str | None = None
     fits: frozenset[int] = frozenset()
     parameters: int | None = None

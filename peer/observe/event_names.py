@@ -34,6 +34,10 @@ class EventName(StrEnum):
     PEER_CONVICTED = "PeerConvicted", "ignoring {remote}, which was proved to have lied"
     RUN_RECEIVED = "RunReceived", "run '{name}' ({run_id}) received from {remote}"
     RUN_AMENDED = "RunAmended", "the run is amended from round {round} on: {keys}"
+    SUCCESSOR_NAMED = (
+        "SuccessorNamed",
+        "the founder goes on with this model in run {successor}: with --follow a peer joins it",
+    )
     RUN_RESUMED = "RunResumed", "continuing from the checkpoint of step {step}{over}"
     RUN_BEGUN_ANEW = "RunBegunAnew", "starting the run again from its seed: {detail}"
     EXPERT_CHOSEN = "ExpertChosen", "trains the expert '{expert}'"

@@ -186,6 +186,7 @@ class Status:
         microbatches: what has happened to them here, where the part is a stage.
         pipeline: `PipelineFacts.to_json`, there.
         amendments: `amendments_json`.
+        successor: `run_id` and `address` of the run that the founder has named to follow.
         ranks: processes of this machine that train as one (`--gpus`).
         codec: of the run, and whether plain or compiled loops code with it here.
         reach: `ReachFacts.to_json`.
@@ -225,6 +226,7 @@ class Status:
     microbatches: Mapping[str, int] = field(default_factory=dict)
     pipeline: Mapping[str, Any] | None = None
     amendments: tuple[Mapping[str, Any], ...] = ()
+    successor: Mapping[str, str] | None = None
     ranks: int | None = None
     codec: str | None = None
     reach: Mapping[str, Any] | None = None
@@ -342,6 +344,7 @@ def _lines(status: Status) -> list[tuple[str, str]]:
     if status.reachable_from not in (None, "anywhere"):
         notes.append(f"only reachable from {status.reachable_from}")
     note = f"  ({'; '.join(notes)})" if notes else ""
+    named = [] if status.successor is None else [status.successor]
     trained, validated = map(loss_text, (status.train_loss, status.validation_loss))
     before = "" if (own := status.replica_loss) is None else f"  before the mean {loss_text(own)}"
     return [
@@ -356,6 +359,7 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("loss", f"train {trained}  validation {validated}{before}"),
         ("rounds", rounds_line(status.outcomes)),
         *(("amended", line) for line in amendment_lines(status.amendments)),
+        *(("successor", f"{each['run_id']}, at {each['address']}") for each in named),
         *_part(status),
         *_experts(status),
         ("codec", status.codec or "-"),

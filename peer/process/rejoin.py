@@ -1,8 +1,9 @@
 """When only a new process can heal us: enter the swarm again by the peers we know.
 
-Three things call for it: weights that are too old to be averaged (protocol/schedule/rounds.py, rule
-5), those that came too late for the final averaging, when others have better ones, and another
-stage of a pipeline, or another expert, that needs us more. The new process keeps home, identity and
+Four things call for it: weights that are too old to be averaged (protocol/schedule/rounds.py, rule
+5), those that came too late for the final averaging, when others have better ones, another stage of
+a pipeline, or another expert, that needs us more, and a run that follows ours when that is over.
+The new process keeps home, identity and
 options, and joins by the peers that the home remembers, which were alive a moment ago
 (peer/daemon/returning.py); its state comes from them. So what strangers say of where they are
 stands on no command line, and none of them can send us away by refusing us.
@@ -14,6 +15,7 @@ from typing import Final
 
 from peer.options.config import OPTIONS, SECRETS, PeerConfig
 from peer.options.values import Origin
+from protocol.admission.statements import Successor
 from protocol.errors import LocoError
 from protocol.membership.view import Member
 
@@ -23,11 +25,15 @@ class JoinAgain(LocoError):
 
     Attributes:
         part: of the model, that the new one is to hold; None leaves it as it is.
+        successor: the run that the new one is to join; None is the same.
     """
 
-    def __init__(self, why: str, part: str | None = None) -> None:
+    def __init__(
+        self, why: str, part: str | None = None, successor: Successor | None = None
+    ) -> None:
         super().__init__(why)
         self.part = part
+        self.successor = successor
 
 
 def can_be_joined(members: Iterable[Member]) -> bool:

@@ -70,6 +70,7 @@ class Machine:
     token: Token | None = None
     checkpoint_every_s: float | None = None
     exit_when_done: bool = False
+    follows: bool = False
 
 
 class Gate:

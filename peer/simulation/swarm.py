@@ -152,6 +152,7 @@ class SimulatedPeer:
             observe_round=self.timings.append,
             checkpoints=self._checkpoint_plan(),
             expert=self.machine.expert,
+            follows=lambda _: self.machine.follows,
             on_run=self._tell,
         )
         self.peer = Peer(settings, parts)

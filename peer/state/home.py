@@ -7,6 +7,7 @@
     incarnation       how often this home was started
     expert            of a run with experts: the name of the one that this home trains
     next-part         the stage of a pipeline, or the expert, that the next start goes over to, once
+    successor         run id and address of the run that the home has followed, or is about to
     peer.toml         optional configuration, written by the user
     neighbours.json   peers that were linked of late (kept_files.py)
     checkpoints/      what the run goes on from (checkpoints.py)
@@ -121,6 +122,7 @@ class Home:
         self.ports_path = self.root / "ports.json"
         self.expert_path = self.root / "expert"
         self.next_part_path = self.root / "next-part"
+        self.successor_path = self.root / "successor"
         self.incarnation_path = self.root / "incarnation"
         self.config_path = self.root / "peer.toml"
         self.lock_path = self.root / "lock"
@@ -308,6 +310,17 @@ class Home:
         text = said.decode(errors="replace")
         return text if is_part(text) else ""
 
+    def follow(self, run_id: str, address: str) -> None:
+        replace_small(self.successor_path, f"{run_id} {address}\n".encode())
+
+    def followed(self) -> tuple[str, str] | None:
+        """Run id and address of the run that this home has followed, or is about to."""
+        words = (read_small(self.successor_path) or b"").decode(errors="replace").split()
+        return (words[0], words[1]) if len(words) == 2 else None
+
+    def has_left(self, run_id: str) -> bool:
+        return (self.old_runs_dir / run_id).exists()
+
     def run(self) -> SignedSpec | None:
         """The run of this home, verified; None before the first. Raises HomeError: damaged."""
         data = read_small(self.run_path)
@@ -358,6 +371,7 @@ class Home:
             ):
                 if path.exists():
                     path.replace(old / path.name)
+            self.successor_path.unlink(missing_ok=True)
             self.run_path.replace(old / self.run_path.name)  # last: until then it is the home's run
         except OSError as error:
             raise HomeError(f"cannot move the run's files to {old}: {error.strerror}") from error

@@ -51,7 +51,7 @@ class Register:
 
     def __init__(self, mode: Mode, run_id: str, founder: bytes, listed: Iterable[str]) -> None:
         self.mode = mode
-        self._run_id = run_id
+        self.run_id = run_id
         self._founder = founder
         self._listed = frozenset(listed)
         self._rulings: dict[tuple[str, bytes], Ruling] = {}
@@ -118,15 +118,15 @@ class Register:
         if self.knows(data):
             return False
         if opened(data)[0][:1] == ["pass"]:
-            return self._keep_pass(Pass.read(data, self._run_id))
-        return self._keep_ruling(Ruling.read(data, self._run_id))
+            return self._keep_pass(Pass.read(data, self.run_id))
+        return self._keep_ruling(Ruling.read(data, self.run_id))
 
     def shown(self, data: bytes, peer_id: str, now_s: float) -> str | None:
         """A fault of a pass that a peer shows itself (rule 4); `now_s` is the swarm's Unix time."""
         if peer_id in self._passes or self.mode is not Mode.INVITE:
             return None
         try:
-            own = Pass.read(data, self._run_id)
+            own = Pass.read(data, self.run_id)
         except RemoteProtocolError as error:
             return f"the invitation cannot be used: {error}"
         fault = self._pass_fault(own, peer_id, now_s)

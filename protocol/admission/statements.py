@@ -26,10 +26,16 @@ token's key has signed for that peer alone: a peer that sees a pass cannot enter
 An invitation is good until it expires, for so many peers. Each member counts the passes that it has
 seen, and members tell each other of passes at once. So two peers that enter at two ends of the
 swarm at the same moment may both be the last one.
+
+A successor is the run in which the founder goes on with the model of this one, and which peers that
+want it join when this one is over. Of two the one with the higher version counts.
+
+    successor   ["successor", run id, version, run id of the successor, address, founder's key]
 """
 
 import base64
 import binascii
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Self
@@ -38,6 +44,7 @@ import msgpack
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from protocol.address.multiaddr import InvalidAddress, split_peer_id
 from protocol.address.peer_id import (
     PUBLIC_KEY_BYTES,
     SIGNATURE_BYTES,
@@ -48,6 +55,7 @@ from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import MAX_EXPIRES_S, MAX_STATEMENT_BYTES
 
 DOMAIN: Final = b"loco/v1/admission\0"
+_RUN_ID: Final = re.compile("[0-9a-f]{32}")
 
 
 def seal(fields: list[Any], sign: Sign) -> bytes:
@@ -123,6 +131,68 @@ class Ruling:
                     check(signer, body, signature)
                     return cls(Verdict(verdict), peer_id, serial, signer, data)
         raise RemoteProtocolError("not a ruling of this run")
+
+
+SUCCESSOR: Final = "successor"
+
+
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """The run in which a founder goes on with the model of its own; `signer` is its key.
+
+    Attributes:
+        version: counts up, so that a founder can name another one.
+        run_id: of the run that comes next.
+        address: of a peer of that, with its id.
+    """
+
+    version: int
+    run_id: str
+    address: str
+    signer: bytes
+    sealed: bytes
+
+    @classmethod
+    def made(
+        cls, run_id: str, version: int, successor: str, address: str, signer: bytes, sign: Sign
+    ) -> Self:
+        """Raises RemoteProtocolError: that is no other run, or no address of a peer of it."""
+        fields = [SUCCESSOR, run_id, version, successor, address, signer]
+        return cls.read(seal(fields, sign), run_id)
+
+    @classmethod
+    def read(cls, data: bytes, run_id: str) -> Self:
+        """What somebody has named for this run, its signature checked. Raises as `made`."""
+        fields, body, signature = opened(data)
+        match fields:
+            case ["successor", str(run), int(version), str(other), str(address), bytes(signer)]:
+                known = run == run_id != other and 0 < version <= MAX_SERIAL
+                if known and _RUN_ID.fullmatch(other) and len(signer) == PUBLIC_KEY_BYTES:
+                    _check_names_peer(address)
+                    check(signer, body, signature)
+                    return cls(version, other, address, signer, data)
+        raise RemoteProtocolError("no successor of this run")
+
+    def to_json(self) -> dict[str, str]:
+        return {"run_id": self.run_id, "address": self.address}
+
+    def comes_after(self, other: "Successor | None") -> bool:
+        return other is None or (self.version, self.sealed) > (other.version, other.sealed)
+
+
+def _check_names_peer(address: str) -> None:
+    """Raises RemoteProtocolError: this does not say which peer answers there."""
+    try:
+        names_peer = split_peer_id(address)[1] is not None
+    except InvalidAddress as error:
+        raise RemoteProtocolError(str(error)) from error
+    if not names_peer:
+        raise RemoteProtocolError(f"{address} names no peer")
+
+
+def is_successor(data: bytes) -> bool:
+    """Raises RemoteProtocolError."""
+    return opened(data)[0][:1] == [SUCCESSOR]
 
 
 TOKEN_PREFIX: Final = "loco1-"  # noqa: S105 - what every token begins with

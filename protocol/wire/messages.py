@@ -241,7 +241,12 @@ class PeerList(Message, frozen=True, tag="peers"):
 
 
 class Statements(Message, frozen=True, tag="statements"):
-    """The sender's knowledge of who belongs to the run (protocol/admission/register.py)."""
+    """The sender's knowledge of who belongs to the run (protocol/admission/register.py).
+
+    Attributes:
+        successor: a statement, too; not among the others, for peers that do not know the kind would
+            refuse it, and may overlook it.
+    """
 
     statements: Annotated[
         tuple[Annotated[bytes, Meta(max_length=MAX_STATEMENT_BYTES)], ...],
@@ -249,6 +254,7 @@ class Statements(Message, frozen=True, tag="statements"):
         APART,
     ]
     secret: Secret | None = None
+    successor: Annotated[bytes, Meta(max_length=MAX_STATEMENT_BYTES)] = b""
 
 
 class AskAlive(Message, frozen=True, tag="ask_alive"):

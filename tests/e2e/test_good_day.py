@@ -41,6 +41,7 @@ STATUS_TYPES = {
     "microbatches": dict,
     "pipeline": type(None),
     "amendments": list,
+    "successor": type(None),
     "ranks": int,
     "codec": str,
     "reach": dict,

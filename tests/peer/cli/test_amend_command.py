@@ -118,3 +118,28 @@ def test_a_file_must_be_named_and_be_there(tmp_path, asked):
 def test_without_a_daemon_there_is_nobody_to_ask(tmp_path):
     ran = loco(tmp_path, written(tmp_path, "[training]\ntotal_steps = 2000\n"))
     assert ran.exit_code == ExitCode.NO_DAEMON
+
+
+def test_a_successor_is_named_by_a_home_whose_daemon_says_how_it_is_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    other, asked = Home(tmp_path / "next"), []
+    status = {"run_id": "cd" * 16, "address": "/ip4/8.8.8.8/tcp/1/p2p/x", "reachable_from": "here"}
+
+    async def answer(home: Home, request: str, timeout_s: float, **arguments: Any) -> Any:
+        asked.append((home.root, request, arguments))
+        return status
+
+    monkeypatch.setattr(amend, "ask_daemon", answer)
+    ran = loco(tmp_path, "--successor", str(other.root))
+    assert (ran.exit_code, asked) == (ExitCode.USAGE, [])
+    assert "belongs to no run yet" in ran.stderr
+    spec = parse_toml('name = "more"')
+    other.prepare()
+    other.bind_run(SignedSpec.signed_by(spec, key.public_key().public_bytes_raw(), key.sign))
+    ran = loco(tmp_path, "--successor", str(other.root))
+    assert ran.exit_code == ExitCode.OK, ran.stderr
+    told = {key: status[key] for key in ("run_id", "address")}
+    assert asked == [(other.root, "status", {}), (tmp_path, "name_successor", told)]
+    assert f"peers with --follow join 'more' ({'cd' * 16})" in ran.output

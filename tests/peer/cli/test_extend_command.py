@@ -7,13 +7,18 @@ import pytest
 from test_export_command import SPEC, home_of, keep, loco
 from transformers import AutoModelForCausalLM
 
-from peer.cli.extend import successor
+from peer.cli.extend import _admitting, _guests, successor
 from peer.cli.new import EXTENDED, EXTENDED_LINES, preset_spec, toml_of
+from peer.network.identity import Identity
 from peer.options.exit_codes import ExitCode
 from peer.state.home import Home
+from peer.state.kept_files import AdmissionFile, KeptAdmission
 from peer.training.corpus.folder import prepare_corpus
 from peer.training.init_from import with_checkpoint
+from protocol.admission.statements import Ruling, Token, Verdict
+from protocol.run.amendments import TOTAL_STEPS, Amendment
 from protocol.run.run_spec import RunSpec, parse_toml, validated
+from protocol.run.signed_spec import SignedSpec
 
 MODEL = Path("/models/next")
 
@@ -54,6 +59,33 @@ def test_what_the_founders_machine_found_out_of_the_parent_is_left_out() -> None
     assert (child.admission.mode, child.admission.secret_digest) == ("invite", None)
 
 
+def test_the_guests_of_a_private_run_are_on_the_list_of_the_next(tmp_path: Path) -> None:
+    """They come with their identities, and an invitation is good for one run."""
+    founder, guest, banned, other = (Identity(bytes([number]) * 32) for number in range(1, 5))
+    spec = validated(preset_spec("demo").model_dump() | {"admission": {"mode": "invite"}})
+    signed = SignedSpec.signed_by(spec, founder.public_key, founder.sign)
+    home = Home(tmp_path)
+    home.prepare()
+    home.bind_run(signed)
+    run_id, key, sign = signed.run_id, founder.public_key, founder.sign
+    token = Token.made(run_id, 2**31, 2, seed=bytes(32), signer=key, sign=sign)
+    statements = (
+        Ruling.made(run_id, Verdict.ADMIT, other.peer_id, 1, key, sign).sealed,
+        Ruling.made(run_id, Verdict.BAN, banned.peer_id, 1, key, sign).sealed,
+        *(token.pass_for(each.peer_id).sealed for each in (guest, banned)),
+        Amendment.made(run_id, 1, 2, ((TOTAL_STEPS, 9),), key, sign).sealed,
+    )
+    AdmissionFile(home.admission_path).write(KeptAdmission(signed.run_id, statements=statements))
+    guests = _guests(home)
+    assert guests == {guest.peer_id, other.peer_id}
+    child = successor(spec, MODEL, "text:more/*.txt", 400, 0.1, "tokens:old")
+    listed = _admitting(child, guests)
+    assert listed.admission.peers == tuple(sorted(guests))
+    assert parse_toml(toml_of(listed, EXTENDED)) == listed
+    opened = listed.model_copy(update={"admission": preset_spec("demo").admission})
+    assert _admitting(opened, guests) is opened
+
+
 @pytest.mark.parametrize("data", ["text:more/*.txt", "chat:more/*.jsonl"])
 def test_a_model_that_speaks_by_a_template_goes_on_speaking_by_it(data: str) -> None:
     """Its exports tell others of it; and old conversations may have to be written anew."""
@@ -88,7 +120,9 @@ def test_extend_exports_the_model_and_writes_a_spec_that_begins_from_it(tmp_path
     keep(home, 200, 2.0)
     ran = extended(home, tmp_path / "next.toml", data=f"text:{more}")
     assert ran.exit_code == ExitCode.OK, ran.stderr
-    assert ran.stdout.endswith(f"loco-peer start {tmp_path / 'next.toml'} --new-run\n")
+    start = f"loco-peer start {tmp_path / 'next.toml'}"
+    assert f"{start} --new-run\n" in ran.stdout
+    assert f"{start} --home DIR, and then here: loco-peer amend --successor DIR" in ran.stdout
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "next")
     assert all((each == 2.0).all() for each in model.parameters())
     text = (tmp_path / "next.toml").read_text()

@@ -508,3 +508,71 @@ def test_a_folder_for_the_model_that_holds_something_else_is_wrong_usage(
     with pytest.raises(ConfigError, match="export-when-done .*not empty and not an export"):
         run_peer(config, Start(toml_of(tmp_path, "run"), new_run=False))
     assert not home.root.exists()
+
+
+def test_who_follows_and_agrees_goes_on_to_follow(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed: list[object] = []
+
+    async def join_large(config: PeerConfig, _: RunSpec | None, home: Home) -> ExitCode:
+        await trio.lowlevel.checkpoint()
+        followed.append(home.followed())
+        home.successor_path.unlink()
+        if not config.yes:
+            raise ExceptionGroup("of the nursery", [NotAgreed("it takes 9 of 10 GB")])
+        return ExitCode.OK
+
+    monkeypatch.setattr(run_file, "_run_daemon", join_large)
+    monkeypatch.setattr(run_file, "_ask", lambda _: None)
+    home.prepare()
+    home.follow("cd" * 16, "/ip4/192.0.2.2/tcp/1/p2p/x")
+    given = {"home": home.root, "bootstrap": ["h:1"], "follow": True}
+    assert run_peer(load_config(given, {}), None) is ExitCode.OK
+    assert followed == [("cd" * 16, "/ip4/192.0.2.2/tcp/1/p2p/x")] * 2
+
+
+# --- a run that follows ---------------------------------------------------------------------------
+
+
+def signed_of(tmp_path: Path, name: str) -> SignedSpec:
+    founder = Identity(name[:1].encode() * 32)
+    spec = read_spec(toml_of(tmp_path, name))
+    return SignedSpec.signed_by(spec, founder.public_key, founder.sign)
+
+
+def test_a_home_follows_once_and_comes_back_to_where_it_went(home: Home, tmp_path: Path) -> None:
+    """Whatever its command line says, which was written for the first run."""
+    home.prepare()
+    first, second = signed_of(tmp_path, "first"), signed_of(tmp_path, "second")
+    home.bind_run(first)
+    keep_a_checkpoint(home)
+    home.follow(second.run_id, "/ip4/192.0.2.2/tcp/1/p2p/x")
+    given = {"home": home.root, "bootstrap": ["192.0.2.1:1"], "data": "text:old.txt"}
+    plain = run_file._as_followed(load_config(given, {}), home)
+    assert (plain.bootstrap, plain.data) == (("192.0.2.1:1",), "text:old.txt")
+    assert daemon_of(plain, home)._following() is None, "its user has not let it"
+    config = run_file._as_followed(load_config(given | {"follow": True}, {}), home)
+    assert (config.bootstrap, config.data) == (("/ip4/192.0.2.2/tcp/1/p2p/x",), None)
+
+    entry: Any = daemon_of(config, home)._entry(None)
+    following = entry.keywords["following"]
+    assert (entry.func, entry.args[0]) == (join, config.bootstrap)
+    assert following.run_id == second.run_id
+    again: Any = daemon_of(config, home)._entry(None)
+    assert (again.func, again.args[0]) == (come_back, first), "it was not there: back, and anew"
+
+    following.move(second)
+    assert home.run() == second
+    assert (home.old_runs_dir / first.run_id / "checkpoints/000001-step-50").is_dir()
+    config = run_file._as_followed(load_config(given | {"follow": True}, {}), home)
+    entry = daemon_of(config, home)._entry(None)
+    assert (entry.func, entry.args[:2]) == (come_back, (second, config.bootstrap))
+    named: Any = SimpleNamespace(run_id=first.run_id)
+    assert not daemon_of(config, home)._follows(named), "two that name each other"
+    named.run_id = "ef" * 16
+    assert daemon_of(config, home)._follows(named)
+    assert not daemon_of(plain, home)._follows(named)
+
+    home.put_run_away()  # --new-run
+    assert home.followed() is None

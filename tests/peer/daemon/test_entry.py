@@ -10,15 +10,16 @@ import trio
 
 from peer.cli.app import exit_code_of
 from peer.daemon import entry as entry_file
-from peer.daemon.entry import choose_stage, join
+from peer.daemon.entry import Following, choose_stage, join
 from peer.daemon.experts import LATECOMERS, LOOK_AROUND_S
 from peer.daemon.provision import ChosenPart
 from peer.facts import Facts
 from peer.observe.events import EventLog
 from peer.options.config import check_options, load_config
 from peer.options.exit_codes import ExitCode
-from protocol.errors import InvalidRunSpec
+from protocol.errors import InvalidRunSpec, LocoError
 from protocol.membership.group import Group
+from protocol.membership.returning import UNREACHED_S
 from protocol.membership.view import Progress, Roster
 from protocol.run.layout import part_of_stage
 from protocol.run.run_spec import RunSpec, SyncSection
@@ -98,8 +99,43 @@ async def test_a_joiner_ends_before_it_fetches_data_of_a_run_that_it_cannot_trai
         return
     with pytest.raises(InvalidRunSpec, match="stages average by") as refused:
         await join((), None, None, parts_of(swarm), check, nursery)
-    assert swarm.asked == ["clock", "directory", "spec", "door"]
+    assert swarm.asked == ["clock", "directory", "spec"]
     assert exit_code_of(refused.value) is ExitCode.USAGE
+
+
+@pytest.mark.parametrize("run_id", ["its own", "another"])
+async def test_who_follows_moves_when_that_very_run_is_there_and_fits(monkeypatch, run_id) -> None:
+    swarm: Any = Swarm(RunSpec())
+    expected = swarm.run_id if run_id == "its own" else "ef" * 16
+    following = Following(expected, lambda signed: swarm.asked.append(signed.run_id))
+    monkeypatch.setattr(entry_file, "Bootstrap", lambda *_: swarm)
+
+    def check(*_: object) -> None:
+        swarm.asked.append("check")
+
+    nursery: Any = None
+    joining = join((), None, None, parts_of(swarm), check, nursery, following)
+    if run_id == "its own":
+        await joining
+        assert swarm.asked[2:] == ["spec", "check", swarm.run_id, "door", "data"]
+        return
+    with pytest.raises(LocoError, match="not what first trains") as left:
+        await joining
+    assert "loco-peer start goes back to the old run" in str(left.value)
+    assert swarm.asked == ["clock", "directory"]
+
+
+async def test_who_follows_waits_for_minutes_says_why_and_ends(monkeypatch, autojump_clock) -> None:
+    swarm: Any = Swarm(RunSpec())
+    parts = parts_of(swarm)
+    monkeypatch.setattr(swarm, "enter", trio.sleep_forever)
+    monkeypatch.setattr(entry_file, "Bootstrap", lambda *_: swarm)
+    parts.facts.company.failing["/ip4/203.0.113.5"] = "dial: nobody listens"
+    following, nursery = Following(swarm.run_id, lambda _: None), None
+    with pytest.raises(LocoError, match="not reached for 5 minutes .dial: nobody listens.") as left:
+        await join((), None, None, parts, lambda *_: None, nursery, following)  # type: ignore[arg-type]
+    assert trio.current_time() == UNREACHED_S
+    assert exit_code_of(left.value) is ExitCode.FAILURE
 
 
 async def test_a_joiner_of_a_run_with_keys_of_a_later_version_is_told_what_to_install(

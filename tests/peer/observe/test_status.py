@@ -45,6 +45,7 @@ AMENDED = (
 REACH = ReachFacts(
     reach=Reach.NO, v4=Reach.NO, nat=NatKind.CONE, relays=("12D3KooWcccccccc",), relayed_peers=1
 ).to_json()
+SUCCESSOR = {"run_id": "cd" * 16, "address": "/ip4/8.8.8.8/tcp/1"}
 FULL = Status(
     peer_id="12D3KooWaaaaaaaabbbbbbbb",
     run_id="ab" * 16,
@@ -80,6 +81,7 @@ FULL = Status(
     microbatches={"done": 120, "lost": 2},
     pipeline=PIPELINE,
     amendments=AMENDED,
+    successor=SUCCESSOR,
     ranks=2,
     codec="int8: daemon compiled, trainer plain: ImportError: no numba",
     reach=REACH,
@@ -143,6 +145,7 @@ def test_json_has_exactly_these_keys() -> None:
         "microbatches": {"done": 120, "lost": 2},
         "pipeline": PIPELINE,
         "amendments": list(AMENDED),
+        "successor": SUCCESSOR,
         "ranks": 2,
         "codec": "int8: daemon compiled, trainer plain: ImportError: no numba",
         "reach": REACH,
@@ -215,6 +218,7 @@ def test_people_see_a_table() -> None:
         "0.80 so far, 0.84 at the end of the run (0.4 an hour)",
         "http://127.0.0.1:1/  (in a terminal: loco-peer top)",
         "2.50% apart at the last average in this stage",
+        f"{'cd' * 16}, at /ip4/8.8.8.8/tcp/1",
         "1, from round 14 (step 280) on: optimizer.learning_rate = 0.001",
         "bbbbbbbb  (RunPod's environment; only reachable from this network)",
     ):
