@@ -197,11 +197,8 @@ class Links:
         if refusal is not None:
             await self._refuse(talk, refusal)
             return
-        self._places.take(peer_id, address)
-        try:
+        with self._places.held(peer_id, address):
             await self._take_in(talk, theirs)
-        finally:
-            self._places.give_back(peer_id, address)
 
     async def _take_in(self, talk: Conversation, theirs: Hello) -> None:
         peer_id, asked_s = talk.remote_peer_id, trio.current_time()

@@ -218,8 +218,7 @@ class Relay:
         if status is not CircuitStatus.OK:
             await self._refuse(stream, status)
             return
-        self._circuits.take(source, address)
-        try:
+        with self._circuits.held(source, address):
             onward = await self._reach(source, peer_id_from_bytes(target))
             if onward is None:
                 await self._refuse(stream, CircuitStatus.CONNECTION_FAILED)
@@ -229,8 +228,6 @@ class Relay:
                 await self._carry_both(stream, onward)
             finally:
                 await close(onward)
-        finally:
-            self._circuits.give_back(source, address)
 
     def _connectable(self, stream: Stream, target: bytes) -> CircuitStatus:
         self._forget_expired()
