@@ -24,6 +24,7 @@ Rules
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import median_high
 from typing import Final
@@ -314,6 +315,7 @@ class SharedFetch:
 # --- the beginning --------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class Fetched:
     """The state of a peer of the group, or of several.
 
@@ -323,12 +325,8 @@ class Fetched:
     """
 
     ages = True
-
-    def __init__(
-        self, own: Mapping[int, bytes] | None = None, *, patience_s: float = math.inf
-    ) -> None:
-        self._own = own
-        self._patience_s = patience_s
+    own: Mapping[int, bytes] | None = None
+    patience_s: float = math.inf
 
     async def take(self, arrival: Arrival) -> FirstState:
         """Fetch it, verified; what only its source says of the schedule moves nothing.
@@ -340,8 +338,8 @@ class Fetched:
         arrival.ports.facts.now_doing("fetching the state")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(arrival.look_around)  # a helper need not hold it
-            fetch = SharedFetch(arrival, self._own, nursery)
-            state = await arrival.sources.fetch(fetch.lead, view, patience_s=self._patience_s)
+            fetch = SharedFetch(arrival, self.own, nursery)
+            state = await arrival.sources.fetch(fetch.lead, view, patience_s=self.patience_s)
             nursery.cancel_scope.cancel()
         fetch.ended(state.round)
         now_s = trio.current_time()

@@ -272,10 +272,11 @@ class BaseNetwork:
         peer_id = stream.remote_peer_id
         try:
             with self._active.held(peer_id, stream.remote_address):
-                await self._judged(protocol, stream)
-        except* _STREAM_ERRORS:
-            pass
-        except* Exception as bug:  # whatever it is: a stranger may have found it
+                try:
+                    await self._judged(protocol, stream)
+                except* _STREAM_ERRORS:
+                    pass
+        except Exception as bug:  # whatever it is: a stranger may have found it
             if not self.tellers:
                 raise
             self._count_bug(protocol, peer_id, bug)
