@@ -94,7 +94,7 @@ class Witnesses:
         training = [
             member
             for member in self._view.members_training(trio.current_time())
-            if member.peer_id != self._source and member.progress.state == PeerState.TRAINING
+            if member.peer_id != self._source
         ]
         losses = [m.progress.validation_loss for m in heeded(training, trio.current_time())]
         self.losses = [loss for loss in losses if loss is not None]

@@ -54,7 +54,6 @@ from protocol.wire.messages import (
     Hello,
     Leaving,
     PeerList,
-    Refusal,
     Statements,
     peer_entry,
 )  # fmt: skip
@@ -82,7 +81,6 @@ class Links:
     Attributes:
         tell: to be woken when all should be told of us at once, not with the next beat.
         dialler: keeps links to everybody on the roster.
-        num_refused: links that were refused here.
     """
 
     def __init__(self, ports: Ports, greeter: Greeter, reputation: Reputation) -> None:
@@ -103,7 +101,6 @@ class Links:
         direct = (address for address in self._network.addresses if not is_relayed(address))
         self._own_networks = frozenset(map(prefix_of, direct))
         self._sequence = 0
-        self.num_refused = 0
         self._nursery: trio.Nursery | None = None
         self._duplicates = Duplicates(self._links, self._roster, self._ask_alive)
         self.serving = trio.Event()
@@ -196,7 +193,7 @@ class Links:
         if refusal is None and not self._places.has_room(peer_id, address):
             refusal = NO_ROOM
         if refusal is not None:
-            await self._refuse(talk, refusal)
+            await talk.send(refusal, stall_s=ANSWER_S)
             return
         with self._places.held(peer_id, address):
             await self._take_in(talk, theirs)
@@ -205,17 +202,13 @@ class Links:
         peer_id, asked_s = talk.remote_peer_id, trio.current_time()
         refusal = await self._duplicates.fault(peer_id, theirs.incarnation)
         if refusal is not None:
-            await self._refuse(talk, refusal)
+            await talk.send(refusal, stall_s=ANSWER_S)
             return
         for link in self._links.get(peer_id, ()):
             if link.last_heard_s <= asked_s:  # silent since the newcomer's hello
                 link.scope.cancel()
         await talk.send(self._greeter.hello(), stall_s=ANSWER_S)
         await self._live(talk, theirs)
-
-    async def _refuse(self, talk: Conversation, refusal: Refusal) -> None:
-        self.num_refused += 1
-        await talk.send(refusal, stall_s=ANSWER_S)
 
     def _ask_alive(self, question: AskAlive) -> frozenset[PeerId]:
         asked = [link for link in self._all() if link.peer_id != question.peer_id]

@@ -300,7 +300,6 @@ class SimulatedStream(PeerStream):
 
 
 # --- the network ----------------------------------------------------------------------------------
-_PORT: Final = 4001
 
 
 class SimulatedInternet:
@@ -398,7 +397,7 @@ class SimulatedInternet:
     def _next_address(self) -> Address:
         self._num_joined += 1
         high, low = divmod(self._num_joined, 256)
-        return f"/ip4/10.{high >> 8}.{high & 255}.{low}/tcp/{_PORT}"
+        return f"/ip4/10.{high >> 8}.{high & 255}.{low}/tcp/4001"
 
 
 class SimulatedNetwork(BaseNetwork):
@@ -518,9 +517,6 @@ class SimulatedDhtWorld:
         self._table: dict[bytes, dict[str, _Entry]] = {}
         self._parents: dict[str, str] = {}
 
-    def directory(self, peer_id: str, clock_skew_s: float = 0.0) -> "SimulatedDirectory":
-        return SimulatedDirectory(self, peer_id, clock_skew_s)
-
     def connect(self, peer_id: str, other: str) -> None:
         """Let two peers, and all that they are connected with, find each other's records."""
         self._parents[self._root(other)] = self._root(peer_id)
@@ -586,7 +582,7 @@ class SimulatedDirectory:
         refused: values that were not taken in.
     """
 
-    def __init__(self, world: SimulatedDhtWorld, peer_id: str, clock_skew_s: float) -> None:
+    def __init__(self, world: SimulatedDhtWorld, peer_id: str, clock_skew_s: float = 0.0) -> None:
         self._world = world
         self._peer_id = peer_id
         self._offset_s = 0.0

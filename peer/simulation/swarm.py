@@ -298,7 +298,8 @@ class SimulatedSwarm:
         )
         with peer.scope:
             async with self.internet.open_network(peer.peer_id) as peer.network:
-                peer.directory = self.directory.directory(peer.peer_id, machine.clock_skew_s)
+                world, skew_s = self.directory, machine.clock_skew_s
+                peer.directory = SimulatedDirectory(world, peer.peer_id, skew_s)
                 await peer.run(entry, write_line)
         peer.ended.set()
 
