@@ -428,7 +428,13 @@ class Seen(Message, frozen=True, tag="seen"):
 
 
 # --- the codec ------------------------------------------------------------------------------------
-TYPES: Final = {str(kind.__struct_config__.tag): kind for kind in Message.__subclasses__()}
+def _kinds(base: type[Message]) -> Iterator[type[Message]]:
+    """Those that are said; bases of several are not."""
+    for kind in base.__subclasses__():
+        yield from _kinds(kind) if kind.__subclasses__() else [kind]
+
+
+TYPES: Final = {str(kind.__struct_config__.tag): kind for kind in _kinds(Message)}
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Union[*TYPES.values()]).decode
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
