@@ -106,7 +106,7 @@ class BlobSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExpectedState:
-    """What a state has to be, whoever gives it.
+    """Demands on a state, whoever gives it.
 
     Attributes:
         minimum_step, maximum_step: the oldest nominal step that is of use, and the highest that
@@ -161,7 +161,7 @@ class Fetcher:
         return data
 
     async def description(self, expected: ExpectedState, size: int) -> state_file.StateManifest:
-        """What the peer's present state, of two vectors of `size` values, is made of."""
+        """The chunks of the peer's present state, which is two vectors of `size` values."""
         write_s = 2 * ANSWER_S + state_file.state_bytes(size) / WRITE_BYTES_PER_S
         request = GetState(expected.group, expected.minimum_step)
         told, digests = await self._ask(

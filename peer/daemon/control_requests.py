@@ -1,4 +1,4 @@
-"""What the commands of this home ask of its daemon, at the control socket.
+"""Answers to the commands of this home, which ask its daemon at the control socket.
 
 `export --swarm` asks for one peer's slow weights at a time, so that the command can say how far it
 is, and one vector is held at a time.

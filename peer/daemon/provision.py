@@ -1,4 +1,4 @@
-"""What a run needs on this machine before it can train: its data, its engine, a first state.
+"""The needs of a run on this machine before it trains: its data, its engine, a first state.
 
 The founder finds out once what all others would have to find out too (the corpus's digest, the
 tokenizer's, the model's configuration and layout), and freezes it in the run spec, under its
@@ -309,7 +309,7 @@ def _made_here(spec: RunSpec, cache_dir: Path, tell: Tell) -> KeptCorpus | None:
 
 @dataclass(frozen=True, slots=True)
 class Supplies:
-    """What a run trains with here.
+    """Data, engine and first state of a run on this machine.
 
     Attributes:
         blobs: digest to file, for joiners to fetch from us.

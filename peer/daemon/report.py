@@ -53,7 +53,7 @@ class JoinAddress:
 
     @property
     def note(self) -> str:
-        """What its reader must know; empty where anybody can dial it."""
+        """A warning for its reader; empty where anybody can dial it."""
         if self.scope is Scope.ANYWHERE:
             return ""
         return f"only reachable from {self.scope}; {_CURES[self.scope]}"

@@ -182,7 +182,7 @@ class _Daemon:
         return f"loco-peer {name}" + ("" if is_default else f" --home {self.home.root}")
 
     def _keys(self, identity: Identity, spec: RunSpec | None) -> Keys:
-        """What this home signs with; a home that founds a run is given a founder's key."""
+        """The keys of this home; one that founds a run is given a founder's key."""
         path = self.home.founder_key_path
         if spec is not None:
             return Keys(identity, load_or_create(path, RealEntropy()))

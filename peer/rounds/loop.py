@@ -85,7 +85,7 @@ class RoundLoop:
             await self._way.wait_settled()
 
     async def score(self, tokens: npt.NDArray[Any]) -> ToldLogProbs | None:
-        """What the slow weights, which must lie still, say of a text; None: no trainer can tell.
+        """Score a text with the slow weights, which must lie still; None: no trainer can tell.
 
         After the end of the run a trainer is started for it.
         """
@@ -299,7 +299,7 @@ class RoundLoop:
             line.nursery.start_soon(self._join_again, error)
 
     def _loss(self, own_step: int) -> str:
-        """What we trained since some of the others were gone, which they may not have."""
+        """A sentence on our steps since some of the others were gone, which they may lack."""
         if self._parted_step is None:
             return ""
         return (

@@ -212,7 +212,7 @@ class Home:
         return max(0.0, time.monotonic() - since_s) if isinstance(since_s, float) else 0.0
 
     def holder(self) -> Mapping[str, Any]:
-        """What the holder wrote: `pid`, `control` (its socket), `since_s`. Empty when unknown."""
+        """The holder's words: `pid`, `control` (its socket), `since_s`. Empty when unknown."""
         try:
             about = json.loads(self.lock_path.read_bytes())
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What peers say to each other on `/loco/fragment/1`; the codec stands in messages.py.
+"""Messages of `/loco/fragment/1`; the codec stands in messages.py.
 
 Bulk goes one way: each peer opens one lasting stream to each other one for what it has to send, in
 order: contributions to owners, results to all, its stamps when a cycle is over. Questions are asked
@@ -113,7 +113,7 @@ class Contribution(OfCycle, frozen=True, tag="contribution"):
         return next(named, None)
 
     def length(self, chunk: int) -> float:
-        """What is told of the length of the codes of a chunk, which is there."""
+        """The length that is told of the codes of a chunk, which is there."""
         place = self.place(chunk)
         assert place is not None
         return self.lengths[place]
@@ -191,7 +191,7 @@ class ResultRank:
 
 
 class Result(OfCycle, frozen=True, tag="result"):
-    """What an owner made of the contributions to its chunks; the codes of `carried` follow.
+    """An owner's averages of the contributions to its chunks; the codes of `carried` follow.
 
     Attributes:
         incarnation: the life of the owner that signs it; each signs one for a fragment and cycle.

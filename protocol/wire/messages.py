@@ -388,7 +388,7 @@ class Piece(Message, frozen=True, tag="piece"):
 
 
 class AskSettled(Message, frozen=True, tag="settle"):
-    """What did you do with our exchange? Asked when it broke before its receipts."""
+    """Asks how our exchange ended, when it broke before its receipts."""
 
     exchange: Digest
 
