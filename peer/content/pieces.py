@@ -46,6 +46,7 @@ from .fetching import fetch_from
 # --- pieces that are here -------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class PieceStore:
     """Pieces of one corpus. Methods that touch the disk block: they run in `Work`.
 
@@ -57,13 +58,15 @@ class PieceStore:
         whole: the corpus, where it is one file, which is not ours to change.
     """
 
-    def __init__(self, folder: Path, manifest: CorpusManifest, whole: Corpus | None = None) -> None:
-        self.manifest = manifest
-        self.version = 1
-        self.here = np.full(manifest.num_pieces, whole is not None)
-        self._folder = folder
-        self._whole = whole
-        for path in () if whole else folder.glob(f"*{PIECE_SUFFIX}"):
+    folder: Path
+    manifest: CorpusManifest
+    whole: Corpus | None = None
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        manifest = self.manifest
+        self.here = np.full(manifest.num_pieces, self.whole is not None)
+        for path in () if self.whole else self.folder.glob(f"*{PIECE_SUFFIX}"):
             name = path.name.removesuffix(PIECE_SUFFIX)
             if path.name.startswith("."):  # what was being written when the machine stopped
                 path.unlink(missing_ok=True)
@@ -77,11 +80,11 @@ class PieceStore:
 
     def read(self, piece: int) -> bytes | None:
         """A piece, checked; one that is not there, or not it, is no longer `here`."""
-        if self._whole is not None:
-            data = cut_piece(self._whole.train, self.manifest, piece)
+        if self.whole is not None:
+            data = cut_piece(self.whole.train, self.manifest, piece)
             return data if self.manifest.is_piece(piece, data) else None
         try:
-            data = piece_path(self._folder, piece).read_bytes()
+            data = piece_path(self.folder, piece).read_bytes()
             if self.manifest.is_piece(piece, data):
                 return data
             self.drop(piece)
@@ -91,13 +94,13 @@ class PieceStore:
 
     def add(self, piece: int, data: bytes) -> None:
         """Keep a checked piece. Raises OSError."""
-        replace_file(piece_path(self._folder, piece), data)
+        replace_file(piece_path(self.folder, piece), data)
         self._note(piece, is_here=True)
 
     def drop(self, piece: int) -> None:
         """Remove its file; a trainer that has it open reads on. Raises OSError."""
-        if self._whole is None:
-            piece_path(self._folder, piece).unlink(missing_ok=True)
+        if self.whole is None:
+            piece_path(self.folder, piece).unlink(missing_ok=True)
             self._note(piece, is_here=False)
 
     def _note(self, piece: int, *, is_here: bool) -> None:

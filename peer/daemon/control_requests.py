@@ -227,10 +227,10 @@ async def amend(parts: PeerParts, wanted: dict[str, Any]) -> dict[str, Any]:
     admission.founder()  # a dry run that could not be done in earnest says so
     before, changes = spec.run, changes_between(spec.run, wanted["values"])
     number = _expert_of(before, changes)
-    if number is None:
-        _check_under_way(parts.facts)
-    else:
+    if number is not None:
         spec = spec.of_expert(number)
+    elif parts.facts.over or parts.facts.state is PeerState.FINISHED:  # others may train on
+        raise LocoError("the run has ended and cannot be amended")
     peers = new_peers(spec.founding, wanted["values"])
     if not changes and all(admission.judge(peer) is None for peer in peers):
         raise LocoError("nothing to amend: the run already has these values")
@@ -267,12 +267,6 @@ def _known_run(facts: Facts) -> AmendedSpec:
             " try again when `loco-peer status` says that it trains"
         )
     return facts.spec
-
-
-def _check_under_way(facts: Facts) -> None:
-    """Raises LocoError: the run is over. Other experts may be trained on when ours is not."""
-    if facts.over or facts.state is PeerState.FINISHED:
-        raise LocoError("the run has ended and cannot be amended")
 
 
 def _expert_of(run: RunSpec, changes: Changes) -> int | None:
