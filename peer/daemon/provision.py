@@ -63,13 +63,7 @@ from protocol.errors import InvalidRunSpec
 from protocol.experts.claims import claimed_blocks
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import View, heeded
-from protocol.run.layout import (
-    DATA_STAGE,
-    Layout,
-    part_of_expert,
-    part_of_stage,
-    stage_layouts,
-)
+from protocol.run.layout import DATA_STAGE, Layout, part_of_expert, part_of_stage, stage_layouts
 from protocol.run.run_spec import FrozenSection, RunSpec, validated
 from protocol.schedule.progress import TaskProgress, Tell, nobody
 from protocol.schedule.rounds import middle

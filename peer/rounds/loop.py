@@ -26,13 +26,7 @@ from peer.training import messages
 from peer.training.ports import StartTrainer, Trainer, TrainerDied
 from protocol.errors import LocoError, leaves
 from protocol.membership.view import Member, heeded, lasting
-from protocol.microbatch.trainer_messages import (
-    Begun,
-    Filled,
-    Freed,
-    GradientAdded,
-    Stepped,
-)
+from protocol.microbatch.trainer_messages import Begun, Filled, Freed, GradientAdded, Stepped
 from protocol.schedule.rounds import RoundPlan, is_lost, middle
 
 from .domains import ToldLogProbs, told_by
