@@ -60,6 +60,7 @@ from protocol.wire.content_messages import StateScalars
 
 from .beginning import Arrival, FirstState
 from .ports import Ports
+from .sources import ready_or_resting
 
 # --- witnesses ------------------------------------------------------------------------------------
 
@@ -359,12 +360,9 @@ def _heard_steps(spec: AmendedSpec, view: View) -> list[int]:
 
     Those that are paused count where there are no others: they stand somewhere in the past.
     """
-    there = (PeerState.TRAINING, PeerState.FINISHED)
     now_s = trio.current_time()
     members = [m for m in view.alive(now_s) if m.progress.step <= spec.longest_steps]
-    resting = [m for m in members if m.progress.state == PeerState.PAUSED]
-    ready = [m for m in members if m.progress.state in there]
-    return [m.progress.step for m in heeded(ready or resting, now_s)]
+    return [m.progress.step for m in heeded(ready_or_resting(members), now_s)]
 
 
 def known_positions(members: Sequence[Member]) -> list[tuple[int, int]]:

@@ -35,7 +35,6 @@ from protocol.membership.group import WHOLE_MODEL
 from protocol.run.layout import Layout, part_of_expert
 from protocol.run.run_spec import FrozenSection, RunSpec
 
-DEFAULT_PARAMETERS: Final = 256
 FIRST_WEIGHTS_SCALE: Final = 3.0
 """Distance of the first weights from the optimum, per value."""
 

@@ -61,7 +61,7 @@ from protocol.membership.view import Roster, View
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
-from .machine import DEFAULT_PARAMETERS, Gate, Machine, SimulatedProvision
+from .machine import Gate, Machine, SimulatedProvision
 
 # --- one peer -------------------------------------------------------------------------------------
 
@@ -216,7 +216,7 @@ class SwarmOptions:
     link_of: Callable[[PeerId, PeerId], LinkModel] | None = None
     roster_of: Callable[[PeerId], Roster] = lambda _: Roster(SILENCE_S)
     hidden_records_fraction: float = 0.0
-    padded_parameters: int = DEFAULT_PARAMETERS
+    padded_parameters: int = 256
     parts: Mapping[str, int] = field(default_factory=dict)
     problem: ToyProblem = field(default_factory=ToyProblem)
 

@@ -122,7 +122,6 @@ class Home:
         self.expert_path = self.root / "expert"
         self.next_part_path = self.root / "next-part"
         self.incarnation_path = self.root / "incarnation"
-        self.config_path = self.root / "peer.toml"
         self.lock_path = self.root / "lock"
         self._lock = -1
         self._sockets: Path | None = None
