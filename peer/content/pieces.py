@@ -37,6 +37,7 @@ from protocol.content.needs import CorpusNeeds, first_to_go, kept_pieces
 from protocol.content.scheduler import AtOnce, BoolVector, Request, Scheduler
 from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.limits import MAX_ASKED
+from protocol.membership.book import BackOff
 from protocol.names import corpus_unheld
 from protocol.schedule.data_plan import DataPlan, Members
 from protocol.schedule.progress import TaskProgress
@@ -158,7 +159,7 @@ class PieceFetcher:
         """Pieces that the disk does not write, or remove."""
         self._refusal = ""
         self._versions: dict[PeerId, int] = {}
-        self._not_before_s: dict[PeerId, float] = {}
+        self._waits = BackOff(PAUSE_S, PAUSE_S)
         self._changed = trio.Event()
         self._is_new = False
         self._note()
@@ -280,7 +281,7 @@ class PieceFetcher:
         self._scheduler.gone(peer_id)
         self._versions.pop(peer_id, None)
         pause_s = DOUBT_PAUSE_S if isinstance(error, RemoteProtocolError) else PAUSE_S
-        self._not_before_s[peer_id] = trio.current_time() + pause_s
+        self._waits.failed(peer_id, trio.current_time(), pause_s)
 
     async def _make_room(self, newest: int) -> None:
         excess = np.count_nonzero(self.store.here) - self.max_pieces
@@ -305,7 +306,7 @@ class PieceFetcher:
                 del self._versions[peer_id]
             async with trio.open_nursery() as nursery:
                 for peer_id in sorted(alive - {self._facts.peer_id}):
-                    if now_s >= self._not_before_s.get(peer_id, now_s):
+                    if self._waits.is_due(peer_id, now_s):
                         nursery.start_soon(self._ask, peer_id, questions)
             self._note()
             self._tell_unheld(sorted(alive))
