@@ -304,7 +304,8 @@ class Pacing:
     def _path(self, peer_id: PeerId) -> _PeerPace:
         path = self._paths.pop(peer_id, None) or _PeerPace()
         self._paths[peer_id] = path
-        forget_oldest(self._paths, MAX_MEMBERS)
+        if len(self._paths) > MAX_MEMBERS:
+            forget_oldest(self._paths, MAX_MEMBERS)
         return path
 
 

@@ -129,11 +129,11 @@ class Budget:
     @contextmanager
     def held(self, peer_id: str, address: str) -> Iterator[None]:
         """Hold a place while the block lasts."""
-        self.take(peer_id, address)
+        self._add(peer_id, address, 1)
         try:
             yield
         finally:
-            self.give_back(peer_id, address)
+            self._add(peer_id, address, -1)
 
     def take(self, peer_id: str, address: str = "") -> None:
         self._add(peer_id, address, 1)
