@@ -17,7 +17,7 @@ from peer.network.relay import HOP_ANSWER, parse_hop_request, parse_status
 from protocol.admission.statements import DOMAIN as ADMISSION
 from protocol.admission.statements import Invitation, Pass, Ruling, Token, Verdict
 from protocol.errors import LocoError
-from protocol.membership.records import decode_record, record_key
+from protocol.membership.records import decode_record_at, place_of, record_key
 from protocol.routing.measures import LinkTimes, LinkVector, WorkTimes, decode_vector, encode_vector
 from protocol.routing.snapshots import LinkSnapshot
 from protocol.run.run_spec import RunSpec, parse_bytes
@@ -90,7 +90,7 @@ def record() -> tuple[Any, Seal, Read]:
     return (
         [1, 7, [b"\4\x7f\0\0\1\6\x0f\xa1"], 1.5e9],
         lambda tree: msgpack.packb(tree) + bytes(SIGNATURE_BYTES),
-        lambda data: decode_record(key, LIAR.peer_id, data, lambda *_: True),
+        lambda data: decode_record_at(place_of(key), LIAR.peer_id, data, lambda *_: True),
     )
 
 

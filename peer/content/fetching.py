@@ -35,20 +35,7 @@ from protocol.content.scheduler import Request
 from protocol.content.state_plan import OWN, StatePlan
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.run.signed_spec import SignedSpec
-from protocol.wire.content_messages import (
-    BlobReply,
-    GetBlob,
-    GetHoldings,
-    GetParts,
-    GetSample,
-    GetSpec,
-    GetState,
-    Holdings,
-    Part,
-    SampleReply,
-    SpecReply,
-    StateScalars,
-)
+from protocol.wire import content_messages
 from protocol.wire.fields import Message
 from protocol.wire.versions import CONTENT
 
@@ -106,7 +93,7 @@ class BlobSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExpectedState:
-    """What a state has to be, whoever gives it.
+    """Demands on a state, whoever gives it.
 
     Attributes:
         minimum_step, maximum_step: the oldest nominal step that is of use, and the highest that
@@ -118,7 +105,7 @@ class ExpectedState:
     maximum_step: int | None = None
     layout_digest: str | None = None
 
-    def check(self, told: StateScalars) -> None:
+    def check(self, told: content_messages.StateScalars) -> None:
         """Raises RemoteProtocolError."""
         if told.group != self.group:
             raise RemoteProtocolError(f"a state of group {told.group}, which is not ours")
@@ -149,23 +136,30 @@ class Fetcher:
         return self.talk.remote_peer_id
 
     async def spec(self, run_id: str | None) -> SignedSpec:
-        reply, spec_bytes = await self._ask(GetSpec(), SpecReply, limits.MAX_SPEC_BYTES)
+        reply, spec_bytes = await self._ask(
+            content_messages.GetSpec(), content_messages.SpecReply, limits.MAX_SPEC_BYTES
+        )
         signed = SignedSpec(spec_bytes, reply.founder_public_key, reply.signature)
         signed.verify(run_id)
         return signed
 
     async def blob(self, digest: str) -> bytes:
-        _, data = await self._ask(GetBlob(digest), BlobReply, limits.MAX_BLOB_BYTES)
+        _, data = await self._ask(
+            content_messages.GetBlob(digest), content_messages.BlobReply, limits.MAX_BLOB_BYTES
+        )
         if blob_name(data) != digest:
             raise RemoteProtocolError(f"the blob {digest} does not match its digest")
         return data
 
     async def description(self, expected: ExpectedState, size: int) -> state_file.StateManifest:
-        """What the peer's present state, of two vectors of `size` values, is made of."""
+        """The chunks of the peer's present state, which is two vectors of `size` values."""
         write_s = 2 * ANSWER_S + state_file.state_bytes(size) / WRITE_BYTES_PER_S
-        request = GetState(expected.group, expected.minimum_step)
+        request = content_messages.GetState(expected.group, expected.minimum_step)
         told, digests = await self._ask(
-            request, StateScalars, limits.MAX_CONTROL_PAYLOAD_BYTES, timeout_s=write_s
+            request,
+            content_messages.StateScalars,
+            limits.MAX_CONTROL_PAYLOAD_BYTES,
+            timeout_s=write_s,
         )
         expected.check(told)
         starts = range(0, len(digests), DIGEST_BYTES)
@@ -176,7 +170,9 @@ class Fetcher:
         return described
 
     async def sample(self, group: str, seed: bytes) -> Float32Vector:
-        _, data = await self._ask(GetSample(group, seed), SampleReply, SAMPLE_BYTES)
+        _, data = await self._ask(
+            content_messages.GetSample(group, seed), content_messages.SampleReply, SAMPLE_BYTES
+        )
         return sample_from(data)
 
     async def holdings(
@@ -184,7 +180,11 @@ class Fetcher:
     ) -> tuple[int, npt.NDArray[np.bool_] | None]:
         """The version of the peer's set of pieces, and the set if that version is not `known`."""
         total = manifest.num_pieces
-        reply, bits = await self._ask(GetHoldings(manifest.name, known), Holdings, -(-total // 8))
+        reply, bits = await self._ask(
+            content_messages.GetHoldings(manifest.name, known),
+            content_messages.Holdings,
+            -(-total // 8),
+        )
         if reply.version == known:
             return known, None
         if reply.whole:
@@ -209,12 +209,12 @@ class Fetcher:
 
     async def request(self, content: str, parts: Sequence[int]) -> None:
         """Ask for parts; they come in this order (`part`)."""
-        await self.talk.send(GetParts(content, tuple(parts)))
+        await self.talk.send(content_messages.GetParts(content, tuple(parts)))
 
     async def part(self, index: int, max_bytes: int, moved: Callable[[int], None]) -> bytes:
         """The next part that was asked for, not verified."""
         part, data = await self.talk.receive(
-            Part,
+            content_messages.Part,
             timeout_s=ANSWER_S,
             stall_s=STALL_S,
             max_payload_bytes=max_bytes,
@@ -305,7 +305,9 @@ class Gathering:
         own = self.plan.givers()[OWN]
         return min(own * limits.STATE_CHUNK_BYTES, self._memory.total_bytes)
 
-    async def lead(self, fetcher: Fetcher, described: state_file.StateManifest) -> StateScalars:
+    async def lead(
+        self, fetcher: Fetcher, described: state_file.StateManifest
+    ) -> content_messages.StateScalars:
         """Gather the state that this source has described; others may `help` meanwhile.
 
         Raises as `Fetcher`: this source failed, and another one may lead.
@@ -406,7 +408,7 @@ class Gathering:
 
 async def whole_state(
     fetcher: Fetcher, expected: ExpectedState, phi_P: Float32Vector, delta_P: Float32Vector
-) -> StateScalars:
+) -> content_messages.StateScalars:
     """Fetch a peer's present state into these vectors. Raises as `Fetcher`."""
     described = await fetcher.description(expected, phi_P.size)
     return await Gathering(phi_P, delta_P).lead(fetcher, described)

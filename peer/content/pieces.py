@@ -18,6 +18,7 @@ most, until the disk takes it; meanwhile nothing further is asked for.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -36,6 +37,7 @@ from protocol.content.needs import CorpusNeeds, first_to_go, kept_pieces
 from protocol.content.scheduler import AtOnce, BoolVector, Request, Scheduler
 from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.limits import MAX_ASKED
+from protocol.membership.book import BackOff
 from protocol.names import corpus_unheld
 from protocol.schedule.data_plan import DataPlan, Members
 from protocol.schedule.progress import TaskProgress
@@ -45,6 +47,7 @@ from .fetching import fetch_from
 # --- pieces that are here -------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class PieceStore:
     """Pieces of one corpus. Methods that touch the disk block: they run in `Work`.
 
@@ -56,13 +59,15 @@ class PieceStore:
         whole: the corpus, where it is one file, which is not ours to change.
     """
 
-    def __init__(self, folder: Path, manifest: CorpusManifest, whole: Corpus | None = None) -> None:
-        self.manifest = manifest
-        self.version = 1
-        self.here = np.full(manifest.num_pieces, whole is not None)
-        self._folder = folder
-        self._whole = whole
-        for path in () if whole else folder.glob(f"*{PIECE_SUFFIX}"):
+    folder: Path
+    manifest: CorpusManifest
+    whole: Corpus | None = None
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        manifest = self.manifest
+        self.here = np.full(manifest.num_pieces, self.whole is not None)
+        for path in () if self.whole else self.folder.glob(f"*{PIECE_SUFFIX}"):
             name = path.name.removesuffix(PIECE_SUFFIX)
             if path.name.startswith("."):  # what was being written when the machine stopped
                 path.unlink(missing_ok=True)
@@ -76,11 +81,11 @@ class PieceStore:
 
     def read(self, piece: int) -> bytes | None:
         """A piece, checked; one that is not there, or not it, is no longer `here`."""
-        if self._whole is not None:
-            data = cut_piece(self._whole.train, self.manifest, piece)
+        if self.whole is not None:
+            data = cut_piece(self.whole.train, self.manifest, piece)
             return data if self.manifest.is_piece(piece, data) else None
         try:
-            data = piece_path(self._folder, piece).read_bytes()
+            data = piece_path(self.folder, piece).read_bytes()
             if self.manifest.is_piece(piece, data):
                 return data
             self.drop(piece)
@@ -90,13 +95,13 @@ class PieceStore:
 
     def add(self, piece: int, data: bytes) -> None:
         """Keep a checked piece. Raises OSError."""
-        replace_file(piece_path(self._folder, piece), data)
+        replace_file(piece_path(self.folder, piece), data)
         self._note(piece, is_here=True)
 
     def drop(self, piece: int) -> None:
         """Remove its file; a trainer that has it open reads on. Raises OSError."""
-        if self._whole is None:
-            piece_path(self._folder, piece).unlink(missing_ok=True)
+        if self.whole is None:
+            piece_path(self.folder, piece).unlink(missing_ok=True)
             self._note(piece, is_here=False)
 
     def _note(self, piece: int, *, is_here: bool) -> None:
@@ -123,6 +128,7 @@ DISK_PAUSE_S: Final = 60.0
 """Between two attempts to write what the disk refused: somebody has to make room first."""
 
 
+@dataclass(eq=False)
 class PieceFetcher:
     """Fetches the pieces that are needed next. Implements `DataFeed` (peer/rounds/).
 
@@ -131,33 +137,29 @@ class PieceFetcher:
         max_pieces: that may be here at once, beside those of `first_blocks`.
     """
 
-    def __init__(
-        self,
-        store: PieceStore,
-        plan: DataPlan,
-        around: Surroundings,
-        *,
-        first_blocks: int,
-        max_pieces: float = math.inf,
-    ) -> None:
-        self._store = store
-        self._plan = plan
+    store: PieceStore
+    data_plan: DataPlan
+    around: Surroundings
+    _: KW_ONLY
+    first_blocks: int
+    max_pieces: float = math.inf
+
+    def __post_init__(self) -> None:
+        around, here = self.around, self.store.here
         self._network, self._work = around.network, around.work
         self._roster, self._facts, self._events = around.roster, around.facts, around.events
-        self._first_blocks = first_blocks
-        self._max_pieces = max_pieces
-        self._scheduler = Scheduler(around.facts.peer_id, store.here)
+        self._scheduler = Scheduler(around.facts.peer_id, here)
         self._at_once = AtOnce(MAX_ASKED)
         self._needs: CorpusNeeds | None = None
         self._awaited: tuple[int, ...] = ()
         self._awaited_since_s = math.inf
         self._staying: tuple[int, ...] = ()
-        self._kept = np.zeros(len(store.here), bool)
+        self._kept = np.zeros(len(here), bool)
         self._refused: set[int] = set()
         """Pieces that the disk does not write, or remove."""
         self._refusal = ""
         self._versions: dict[PeerId, int] = {}
-        self._not_before_s: dict[PeerId, float] = {}
+        self._waits = BackOff(PAUSE_S, PAUSE_S)
         self._changed = trio.Event()
         self._is_new = False
         self._note()
@@ -165,7 +167,7 @@ class PieceFetcher:
     # --- what the outer loop says -----------------------------------------------------------------
     def plan(self, members: Members, epoch: int, position: int) -> None:
         self._needs = CorpusNeeds(
-            self._plan, epoch, position, self._facts.peer_id, members, self._first_blocks
+            self.data_plan, epoch, position, self._facts.peer_id, members, self.first_blocks
         )
         self._wake(is_new=True)
 
@@ -174,10 +176,10 @@ class PieceFetcher:
         self._awaited, self._awaited_since_s = tuple(pieces), trio.current_time()
         self._scheduler.wait_for(pieces)
         for piece in pieces:  # the trainer says that it is not, whatever we thought
-            if self._store.here[piece]:
-                await self._work.run(self._store.read, piece)
+            if self.store.here[piece]:
+                await self._work.run(self.store.read, piece)
         self._wake(is_new=True)
-        while not (here := self._store.here[list(pieces)]).all():
+        while not (here := self.store.here[list(pieces)]).all():
             came = int(np.count_nonzero(here))
             self._facts.progressed(TaskProgress("", came, len(here), "pieces"))
             await self._changed.wait()
@@ -210,20 +212,20 @@ class PieceFetcher:
         alive = [member.peer_id for member in self._roster.alive(trio.current_time())]
 
         def wanted() -> tuple[Sequence[int], Sequence[int], BoolVector]:
-            kept = kept_pieces(len(self._store.here), me, (*alive, me))
+            kept = kept_pieces(len(self.store.here), me, (*alive, me))
             return ((), (), kept) if needs is None else (needs.first, needs.soon, kept)
 
         first, soon, kept = await self._work.run(wanted)
-        if self._max_pieces < math.inf:
-            soon = soon[: max(0, int(self._max_pieces) - len(first))]
+        if self.max_pieces < math.inf:
+            soon = soon[: max(0, int(self.max_pieces) - len(first))]
         self._staying, self._kept = (*self._awaited, *first, *soon), kept
-        is_full = np.count_nonzero(self._store.here) >= self._max_pieces
+        is_full = np.count_nonzero(self.store.here) >= self.max_pieces
         self._scheduler.want(first, soon, np.zeros_like(kept) if is_full else kept)
 
     async def _fetch(self, request: Request) -> None:
         data = await self._receive(request)
         if data is not None:
-            await self._change_disk(request.item, partial(self._store.add, request.item, data))
+            await self._change_disk(request.item, partial(self.store.add, request.item, data))
             self._scheduler.came(request)
             self._facts.corpus.fetched_bytes += len(data)
             await self._make_room(request.item)
@@ -234,7 +236,7 @@ class PieceFetcher:
         ended = self._at_once.lost
         try:
             async with fetch_from(self._network, request.source) as fetcher:
-                data = await fetcher.piece(self._store.manifest, request.item)
+                data = await fetcher.piece(self.store.manifest, request.item)
             ended = self._at_once.came
             return data
         except LocoError as error:
@@ -279,19 +281,19 @@ class PieceFetcher:
         self._scheduler.gone(peer_id)
         self._versions.pop(peer_id, None)
         pause_s = DOUBT_PAUSE_S if isinstance(error, RemoteProtocolError) else PAUSE_S
-        self._not_before_s[peer_id] = trio.current_time() + pause_s
+        self._waits.failed(peer_id, trio.current_time(), pause_s)
 
     async def _make_room(self, newest: int) -> None:
-        excess = np.count_nonzero(self._store.here) - self._max_pieces
+        excess = np.count_nonzero(self.store.here) - self.max_pieces
         needs = self._needs
         if excess <= 0 or needs is None:
             return
-        held, staying = np.flatnonzero(self._store.here), (*self._staying, newest)
+        held, staying = np.flatnonzero(self.store.here), (*self._staying, newest)
         going = await self._work.run(
             lambda: first_to_go(held, needs.distance(), self._kept, staying)
         )
         for piece in going[: int(excess)]:
-            await self._change_disk(piece, partial(self._store.drop, piece))
+            await self._change_disk(piece, partial(self.store.drop, piece))
 
     # --- what others have -------------------------------------------------------------------------
     async def _learn(self) -> None:
@@ -304,7 +306,7 @@ class PieceFetcher:
                 del self._versions[peer_id]
             async with trio.open_nursery() as nursery:
                 for peer_id in sorted(alive - {self._facts.peer_id}):
-                    if now_s >= self._not_before_s.get(peer_id, now_s):
+                    if self._waits.is_due(peer_id, now_s):
                         nursery.start_soon(self._ask, peer_id, questions)
             self._note()
             self._tell_unheld(sorted(alive))
@@ -316,7 +318,7 @@ class PieceFetcher:
         try:
             async with questions, fetch_from(self._network, peer_id) as fetcher:
                 known = self._versions.get(peer_id, 0)
-                version, pieces = await fetcher.holdings(self._store.manifest, known)
+                version, pieces = await fetcher.holdings(self.store.manifest, known)
         except Refused:
             pass  # busy: what it had it has
         except LocoError as error:
@@ -330,7 +332,7 @@ class PieceFetcher:
     def _tell_unheld(self, asked: Sequence[PeerId]) -> None:
         """Say which pieces training waits for that nobody has; in events once for each wait."""
         nobody_has = self._scheduler.copies == 0
-        pieces = [p for p in self._awaited if nobody_has[p] and not self._store.here[p]]
+        pieces = [p for p in self._awaited if nobody_has[p] and not self.store.here[p]]
         corpus, was = self._facts.corpus, self._facts.corpus.unheld
         corpus.unheld = ""
         if pieces and trio.current_time() - self._awaited_since_s >= UNHELD_S:
@@ -342,7 +344,7 @@ class PieceFetcher:
                 )
 
     def _note(self) -> None:
-        facts, here = self._facts.corpus, self._store.here
+        facts, here = self._facts.corpus, self.store.here
         facts.pieces, facts.here = len(here), int(np.count_nonzero(here))
         facts.only_here = int(np.count_nonzero(here & (self._scheduler.copies == 0)))
 

@@ -56,7 +56,7 @@ NOTHING_TRAINED: Final = FirstState(round=-1, step=0, epoch=0, position=0)
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What a beginning fills, and what it may ask.
+    """The vectors that a beginning fills, and the parts of the peer that it may ask.
 
     Attributes:
         held: what belongs to our group.

@@ -9,6 +9,7 @@ with that host: trust on first use; the link itself is then authenticated agains
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -47,23 +48,18 @@ Resolve = Callable[[str], Awaitable[tuple[PeerId, Sequence[Address]]]]
 """From a user's address to a peer id and multiaddrs; its LocoError names the step that failed."""
 
 
+@dataclass(eq=False)
 class Bootstrap:
     """Tries all addresses until one peer has taken us in."""
 
-    def __init__(
-        self,
-        ports: Ports,
-        links: Links,
-        addresses: Sequence[str],
-        report_every_s: float = LOOK_S,
-        resolve: Resolve = resolve_bootstrap,
-    ) -> None:
-        self._ports = ports
-        self._facts = ports.facts
-        self._links = links
-        self._addresses = addresses
-        self._report_every_s = report_every_s
-        self._resolve = resolve
+    ports: Ports
+    links: Links
+    addresses: Sequence[str]
+    report_every_s: float = LOOK_S
+    resolve: Resolve = resolve_bootstrap
+
+    def __post_init__(self) -> None:
+        self._facts = self.ports.facts
         self._failing = self._facts.company.failing
         self._num_own = 0
         self._said: dict[str, tuple[str, float]] = {}
@@ -78,7 +74,7 @@ class Bootstrap:
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._report)
-            for address in self._addresses:
+            for address in self.addresses:
                 nursery.start_soon(self._try, address, nursery.cancel_scope)
         if self._found is None:
             assert self._refused is not None
@@ -91,7 +87,7 @@ class Bootstrap:
         while True:
             try:
                 with trio.fail_after(ATTEMPT_S):
-                    peer_id, addresses = await self._resolve(address)
+                    peer_id, addresses = await self.resolve(address)
                     if peer_id == self._facts.peer_id:
                         self._leave_out(address, done)
                         return
@@ -115,13 +111,13 @@ class Bootstrap:
     async def _dial(self, peer_id: PeerId, addresses: Sequence[Address]) -> Hello:
         """Where p2pd does not try, since it has failed there before, find out why."""
         try:
-            return await self._links.dial(peer_id, addresses)
+            return await self.links.dial(peer_id, addresses)
         except StreamLost as lost:
             address = addresses[0]
             is_dialled_by_tcp = "/tcp/" in address and "/p2p-circuit" not in address
             if BACKOFF not in str(lost) or not is_dialled_by_tcp:
                 raise
-            found = await self._ports.network.probe(address)
+            found = await self.ports.network.probe(address)
             if found == peer_id:
                 raise
             where = address.partition("/p2p/")[0]
@@ -135,7 +131,7 @@ class Bootstrap:
         )
         self._failing[address] = f"refused: {sentence}"
         self._num_own += 1
-        if self._num_own == len(self._addresses):
+        if self._num_own == len(self.addresses):
             self._refused = Refused(RefusalReason.DUPLICATE_IDENTITY, sentence)
             done.cancel()
 
@@ -147,20 +143,20 @@ class Bootstrap:
         """
         if "/p2p/" in address:
             return
-        pinned = self._ports.pins.get(address)
+        pinned = self.ports.pins.get(address)
         if pinned is None:
-            self._ports.pins.put(address, peer_id)
+            self.ports.pins.put(address, peer_id)
             multiaddr = f"{addresses[0]}/p2p/{peer_id}"
-            self._ports.events.emit(EventName.IDENTITY_PINNED, address=address, multiaddr=multiaddr)
+            self.ports.events.emit(EventName.IDENTITY_PINNED, address=address, multiaddr=multiaddr)
         elif pinned != peer_id:
-            sentence = f"{peer_id} answers, where {pinned} did before; {self._ports.pins.cure}"
+            sentence = f"{peer_id} answers, where {pinned} did before; {self.ports.pins.cure}"
             raise StreamLost(f"handshake: {sentence}")
 
     async def _report(self) -> None:
         while True:
             for address, why in self._failing.items():
                 self._say(address, why)
-            await trio.sleep(self._report_every_s)
+            await trio.sleep(self.report_every_s)
 
     def _say(self, address: str, why: str) -> None:
         """Say it in the status; as an event where it is new, or was said long ago."""
@@ -173,7 +169,7 @@ class Bootstrap:
             return
         self._said[address] = why, now_s
         step, _, detail = why.partition(": ")
-        self._ports.events.emit(
+        self.ports.events.emit(
             EventName.BOOTSTRAP_FAILING,
             address=address,
             step=step,

@@ -265,7 +265,7 @@ class Checkpointing:
         self._way: Way | None = None
 
     def go_on_from(self, trainer_file: Path, *, over: bool) -> None:
-        """What the first trainer loads; `over`: it is that of the end of the run."""
+        """Have the first trainer load this file; `over`: it is that of the end of the run."""
         self._go_on, self._has_last = trainer_file, over
 
     async def run(self, averaging: Averaging) -> None:
@@ -284,7 +284,7 @@ class Checkpointing:
 
     # --- what the round loop says ---------------------------------------------------------------
     def load(self) -> Load:
-        """What was kept, once; a trainer that dies loses its moments."""
+        """The file to load, once; a trainer that dies loses its moments."""
         kept, self._go_on = self._go_on, None
         return Load() if kept is None else Load(str(kept))
 

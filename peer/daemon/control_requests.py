@@ -1,4 +1,4 @@
-"""What the commands of this home ask of its daemon, at the control socket.
+"""Answers to the commands of this home, which ask its daemon at the control socket.
 
 `export --swarm` asks for one peer's slow weights at a time, so that the command can say how far it
 is, and one vector is held at a time.
@@ -237,10 +237,10 @@ async def amend(parts: PeerParts, wanted: dict[str, Any]) -> dict[str, Any]:
     admission.founder()  # a dry run that could not be done in earnest says so
     before, changes = spec.run, changes_between(spec.run, wanted["values"])
     number = _expert_of(before, changes)
-    if number is None:
-        _check_under_way(parts.facts)
-    else:
+    if number is not None:
         spec = spec.of_expert(number)
+    elif parts.facts.over or parts.facts.state is PeerState.FINISHED:  # others may train on
+        raise LocoError("the run has ended and cannot be amended")
     peers = new_peers(spec.founding, wanted["values"])
     if not changes and all(admission.judge(peer) is None for peer in peers):
         raise LocoError("nothing to amend: the run already has these values")
@@ -277,12 +277,6 @@ def _known_run(facts: Facts) -> AmendedSpec:
             " try again when `loco-peer status` says that it trains"
         )
     return facts.spec
-
-
-def _check_under_way(facts: Facts) -> None:
-    """Raises LocoError: the run is over. Other experts may be trained on when ours is not."""
-    if facts.over or facts.state is PeerState.FINISHED:
-        raise LocoError("the run has ended and cannot be amended")
 
 
 def _expert_of(run: RunSpec, changes: Changes) -> int | None:

@@ -10,6 +10,7 @@ never hold up a start: they are fetched while the run is trained.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import trio
@@ -28,6 +29,7 @@ from .ports import Ports
 from .sources import DOUBT_PAUSE_S, SOURCE_PAUSE_S, NobodyHelped, Sources
 
 
+@dataclass(eq=False)
 class BlobsOfPeers:
     """Blobs of the run's data, from whoever has them. Implements `BlobSource`.
 
@@ -37,40 +39,32 @@ class BlobsOfPeers:
         expert: whose corpus they are of, where the run has any.
     """
 
-    def __init__(
-        self,
-        ports: Ports,
-        sources: Sources,
-        first: PeerId | None = None,
-        *,
-        waits: bool = True,
-        expert: str | None = None,
-    ) -> None:
-        self._ports = ports
-        self._sources = sources
-        self._first = first
-        self._waits = waits
-        self._expert = expert
+    ports: Ports
+    sources: Sources
+    first: PeerId | None = None
+    _: KW_ONLY
+    expert: str | None
+    waits: bool = True
 
     async def blob(self, digest: str) -> bytes:
         """The blob with this digest, verified.
 
         Raises as `Sources.fetch`.
         """
-        told, corpus = False, self._ports.facts.corpus
+        told, corpus = False, self.ports.facts.corpus
         while True:
             without = list[PeerId]()
             try:
                 data = await self._from_one(digest, without)
             except NobodyHelped:
-                sentence = corpus_unheld("manifest or held-out blocks", self._expert, without)
-                if not self._waits:
+                sentence = corpus_unheld("manifest or held-out blocks", self.expert, without)
+                if not self.waits:
                     raise NobodyHelped(sentence) from None
                 if without:
                     corpus.unheld = sentence
                     told = told or self._tell(sentence, without)
             else:
-                corpus.unheld = "" if self._waits else corpus.unheld
+                corpus.unheld = "" if self.waits else corpus.unheld
                 return data
 
     async def _from_one(self, digest: str, without: list[PeerId]) -> bytes:
@@ -83,12 +77,12 @@ class BlobsOfPeers:
                     without.append(remote)
                 raise
 
-        roster = self._ports.roster
+        roster = self.ports.roster
         patience_s = DOUBT_PAUSE_S - SOURCE_PAUSE_S  # then all are asked anew: no one twice at once
-        return await self._sources.fetch(ask, roster, self._first, patience_s)
+        return await self.sources.fetch(ask, roster, self.first, patience_s)
 
     def _tell(self, sentence: str, without: list[PeerId]) -> bool:
-        self._ports.events.emit(EventName.CORPUS_UNHELD, detail=sentence, remotes=without)
+        self.ports.events.emit(EventName.CORPUS_UNHELD, detail=sentence, remotes=without)
         return True
 
 

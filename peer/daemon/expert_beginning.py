@@ -9,7 +9,7 @@ gone, a checkpoint that any peer has kept is gone on with, if its loss bears it 
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 import numpy as np
@@ -82,6 +82,7 @@ async def _check_signed(arrival: Arrival) -> None:
         raise RemoteProtocolError("these are not the first weights that the founder signed")
 
 
+@dataclass(frozen=True)
 class FreshOrFetched:
     """The state of those that train an expert; where nobody is heard of, it is begun.
 
@@ -93,13 +94,10 @@ class FreshOrFetched:
     """
 
     ages = True
-
-    def __init__(
-        self, first: Beginning, *, seeded: bool, then: Callable[[], Awaitable[None]]
-    ) -> None:
-        self._first = first
-        self._seeded = seeded
-        self._then = then
+    first: Beginning
+    _: KW_ONLY
+    seeded: bool
+    then: Callable[[], Awaitable[None]]
 
     async def take(self, arrival: Arrival) -> FirstState:
         arrival.ports.facts.now_doing("looking for peers of this expert")
@@ -114,13 +112,13 @@ class FreshOrFetched:
         arrival.ports.facts.now_doing("looking for a checkpoint of this expert")
         kept = await _kept_state(arrival)
         weights, whence, first = "generalist's", None, NOTHING_TRAINED
-        if self._seeded:
+        if self.seeded:
             whence = await _seed_weights(arrival)
         if whence is None:
-            given = isinstance(self._first, FromFounder)
+            given = isinstance(self.first, FromFounder)
             weights = "its checkpoint's" if given else "first"
             with trio.move_on_after(math.inf if kept is None else FETCH_WEIGHTS_S):
-                first = await self._first.take(arrival)
+                first = await self.first.take(arrival)
         if first is not NOTHING_TRAINED:
             return first  # others have begun it meanwhile
         lost = [m.progress.step for m in arrival.held.view.members()]
@@ -134,7 +132,7 @@ class FreshOrFetched:
             weights=weights,
             detail=why if whence is None else f"{why}; from {whence}",
         )
-        await self._then()
+        await self.then()
         return first
 
 

@@ -188,7 +188,7 @@ def _usual(speeds: Iterable[float], own: float) -> float:
 
 
 def _believed(speed: float, usual: float) -> float:
-    """What a peer says of its speed is not checked."""
+    """The speed that a peer tells, which nobody checks, within bounds."""
     return min(LARGEST_RATIO * usual, max(usual / LARGEST_RATIO, speed)) if speed > 0 else usual
 
 

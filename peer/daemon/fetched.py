@@ -24,6 +24,7 @@ Rules
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import median_high
 from typing import Final
@@ -59,6 +60,7 @@ from protocol.wire.content_messages import StateScalars
 
 from .beginning import Arrival, FirstState
 from .ports import Ports
+from .sources import ready_or_resting
 
 # --- witnesses ------------------------------------------------------------------------------------
 
@@ -93,7 +95,7 @@ class Witnesses:
         training = [
             member
             for member in self._view.members_training(trio.current_time())
-            if member.peer_id != self._source and member.progress.state == PeerState.TRAINING
+            if member.peer_id != self._source
         ]
         losses = [m.progress.validation_loss for m in heeded(training, trio.current_time())]
         self.losses = [loss for loss in losses if loss is not None]
@@ -314,6 +316,7 @@ class SharedFetch:
 # --- the beginning --------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class Fetched:
     """The state of a peer of the group, or of several.
 
@@ -323,12 +326,8 @@ class Fetched:
     """
 
     ages = True
-
-    def __init__(
-        self, own: Mapping[int, bytes] | None = None, *, patience_s: float = math.inf
-    ) -> None:
-        self._own = own
-        self._patience_s = patience_s
+    own: Mapping[int, bytes] | None = None
+    patience_s: float = math.inf
 
     async def take(self, arrival: Arrival) -> FirstState:
         """Fetch it, verified; what only its source says of the schedule moves nothing.
@@ -340,8 +339,8 @@ class Fetched:
         arrival.ports.facts.now_doing("fetching the state")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(arrival.look_around)  # a helper need not hold it
-            fetch = SharedFetch(arrival, self._own, nursery)
-            state = await arrival.sources.fetch(fetch.lead, view, patience_s=self._patience_s)
+            fetch = SharedFetch(arrival, self.own, nursery)
+            state = await arrival.sources.fetch(fetch.lead, view, patience_s=self.patience_s)
             nursery.cancel_scope.cancel()
         fetch.ended(state.round)
         now_s = trio.current_time()
@@ -361,12 +360,9 @@ def _heard_steps(spec: AmendedSpec, view: View) -> list[int]:
 
     Those that are paused count where there are no others: they stand somewhere in the past.
     """
-    there = (PeerState.TRAINING, PeerState.FINISHED)
     now_s = trio.current_time()
     members = [m for m in view.alive(now_s) if m.progress.step <= spec.longest_steps]
-    resting = [m for m in members if m.progress.state == PeerState.PAUSED]
-    ready = [m for m in members if m.progress.state in there]
-    return [m.progress.step for m in heeded(ready or resting, now_s)]
+    return [m.progress.step for m in heeded(ready_or_resting(members), now_s)]
 
 
 def known_positions(members: Sequence[Member]) -> list[tuple[int, int]]:

@@ -160,6 +160,7 @@ class _Question:
             self.decided.set()
 
 
+@dataclass(eq=False)
 class Duplicates:
     """Finds the other lives of an identity.
 
@@ -168,23 +169,17 @@ class Duplicates:
         ask: sends a question to all linked peers but the one it is about; says to whom.
     """
 
-    def __init__(
-        self,
-        links: Mapping[PeerId, Sequence[Link]],
-        roster: Roster,
-        ask: Callable[[AskAlive], frozenset[PeerId]],
-    ) -> None:
-        self._links = links
-        self._roster = roster
-        self._ask = ask
-        self._questions: dict[AskAlive, _Question] = {}
+    links: Mapping[PeerId, Sequence[Link]]
+    roster: Roster
+    ask: Callable[[AskAlive], frozenset[PeerId]]
+    _questions: dict[AskAlive, _Question] = field(default_factory=dict)
 
     async def fault(self, peer_id: PeerId, incarnation: int) -> Refusal | None:
         newcomer = AskAlive(peer_id, incarnation)
         if self._lives(newcomer, same=False):
             alive = await self._sends(newcomer, same=False)
         else:
-            known = self._roster.get(peer_id)  # from itself, or by a record that it signed
+            known = self.roster.get(peer_id)  # from itself, or by a record that it signed
             alive = (
                 known is not None
                 and known.incarnation not in (0, incarnation)
@@ -210,7 +205,7 @@ class Duplicates:
 
     def _lives(self, of: AskAlive, *, same: bool) -> list[Link]:
         """Links of this very life, or those of all others of its identity."""
-        links = self._links.get(of.peer_id, ())
+        links = self.links.get(of.peer_id, ())
         return [link for link in links if (link.incarnation == of.incarnation) == same]
 
     async def _sends(self, of: AskAlive, *, same: bool) -> bool:
@@ -227,7 +222,7 @@ class Duplicates:
         """Rule 2. Another who asks the same meanwhile waits for the same answers."""
         asked = self._questions.get(question)
         if asked is None:
-            asked = self._questions[question] = _Question(self._ask(question))
+            asked = self._questions[question] = _Question(self.ask(question))
             asked.decide()
         try:
             with trio.move_on_after(DUPLICATE_PROBE_S + BEAT_S):

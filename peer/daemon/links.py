@@ -24,6 +24,7 @@ The rules
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -53,7 +54,6 @@ from protocol.wire.messages import (
     Hello,
     Leaving,
     PeerList,
-    Refusal,
     Statements,
     peer_entry,
 )  # fmt: skip
@@ -81,7 +81,6 @@ class Links:
     Attributes:
         tell: to be woken when all should be told of us at once, not with the next beat.
         dialler: keeps links to everybody on the roster.
-        num_refused: links that were refused here.
     """
 
     def __init__(self, ports: Ports, greeter: Greeter, reputation: Reputation) -> None:
@@ -102,7 +101,6 @@ class Links:
         direct = (address for address in self._network.addresses if not is_relayed(address))
         self._own_networks = frozenset(map(prefix_of, direct))
         self._sequence = 0
-        self.num_refused = 0
         self._nursery: trio.Nursery | None = None
         self._duplicates = Duplicates(self._links, self._roster, self._ask_alive)
         self.serving = trio.Event()
@@ -195,29 +193,22 @@ class Links:
         if refusal is None and not self._places.has_room(peer_id, address):
             refusal = NO_ROOM
         if refusal is not None:
-            await self._refuse(talk, refusal)
+            await talk.send(refusal, stall_s=ANSWER_S)
             return
-        self._places.take(peer_id, address)
-        try:
+        with self._places.held(peer_id, address):
             await self._take_in(talk, theirs)
-        finally:
-            self._places.give_back(peer_id, address)
 
     async def _take_in(self, talk: Conversation, theirs: Hello) -> None:
         peer_id, asked_s = talk.remote_peer_id, trio.current_time()
         refusal = await self._duplicates.fault(peer_id, theirs.incarnation)
         if refusal is not None:
-            await self._refuse(talk, refusal)
+            await talk.send(refusal, stall_s=ANSWER_S)
             return
         for link in self._links.get(peer_id, ()):
             if link.last_heard_s <= asked_s:  # silent since the newcomer's hello
                 link.scope.cancel()
         await talk.send(self._greeter.hello(), stall_s=ANSWER_S)
         await self._live(talk, theirs)
-
-    async def _refuse(self, talk: Conversation, refusal: Refusal) -> None:
-        self.num_refused += 1
-        await talk.send(refusal, stall_s=ANSWER_S)
 
     def _ask_alive(self, question: AskAlive) -> frozenset[PeerId]:
         asked = [link for link in self._all() if link.peer_id != question.peer_id]
@@ -437,6 +428,7 @@ Dial = Callable[[PeerId, Sequence[Address]], Awaitable[object]]
 """Raises LocoError."""
 
 
+@dataclass(eq=False)
 class Dialler:
     """Links to all peers on the roster, as far as there is room, with back-off for each peer.
 
@@ -449,19 +441,13 @@ class Dialler:
         refusals: why peers that were reached did not take us in.
     """
 
-    def __init__(
-        self,
-        roster: Roster,
-        own_id: PeerId,
-        dial: Dial,
-        book: PeerBook,
-        may_be_dialled: Callable[[PeerId], bool],
-    ) -> None:
-        self._roster = roster
-        self._own_id = own_id
-        self._dial = dial
-        self._book = book
-        self._may_be_dialled = may_be_dialled
+    roster: Roster
+    own_id: PeerId
+    dial: Dial
+    book: PeerBook
+    may_be_dialled: Callable[[PeerId], bool]
+
+    def __post_init__(self) -> None:
         self._dialling: set[PeerId] = set()
         self.failures: dict[PeerId, str] = {}
         self.refusals: dict[PeerId, Refused] = {}
@@ -473,19 +459,19 @@ class Dialler:
         addresses are known already; the first that names a peer says where it is.
         """
         for entry in message.peers:
-            known = self._roster.get(entry.peer_id)
+            known = self.roster.get(entry.peer_id)
             if known is not None and known.addresses:
                 continue
             if known is None and (
-                entry.peer_id == self._own_id
-                or not self._roster.has_room
-                or not self._book.note_name(entry.peer_id, teller)
+                entry.peer_id == self.own_id
+                or not self.roster.has_room
+                or not self.book.note_name(entry.peer_id, teller)
             ):
                 continue
-            self._roster.introduced(entry.peer_id, entry.addresses)
+            self.roster.introduced(entry.peer_id, entry.addresses)
 
     def linked(self, peer_id: PeerId) -> None:
-        self._book.linked(peer_id)
+        self.book.linked(peer_id)
         self.failures.pop(peer_id, None)
         self.refusals.pop(peer_id, None)
 
@@ -493,7 +479,7 @@ class Dialler:
         self, nursery: trio.Nursery, now_s: float, linked: Collection[PeerId], room: int
     ) -> None:
         """Dial those that are not linked, where it is due, and so many at the most."""
-        members = self._roster.members()
+        members = self.roster.members()
         known = {member.peer_id for member in members}
         for kept in (self.failures, self.refusals):
             for peer_id in kept.keys() - known:
@@ -503,7 +489,7 @@ class Dialler:
                 return
             if member.peer_id not in linked and self._is_due(member, now_s):
                 self._dialling.add(member.peer_id)
-                teller = self._book.dialled(member.peer_id)
+                teller = self.book.dialled(member.peer_id)
                 nursery.start_soon(self._attempt, member.peer_id, member.addresses, teller, linked)
                 room -= 1
 
@@ -511,10 +497,10 @@ class Dialler:
         peer_id = member.peer_id
         return (
             bool(member.addresses)
-            and peer_id != self._own_id
+            and peer_id != self.own_id
             and peer_id not in self._dialling
-            and self._book.may_dial(now_s, peer_id)
-            and self._may_be_dialled(peer_id)
+            and self.book.may_dial(now_s, peer_id)
+            and self.may_be_dialled(peer_id)
         )
 
     async def _attempt(
@@ -526,18 +512,18 @@ class Dialler:
     ) -> None:
         try:
             with trio.fail_after(ANSWER_S):
-                await self._dial(peer_id, addresses)
+                await self.dial(peer_id, addresses)
         except (LocoError, trio.TooSlowError) as error:  # the directory drops who stays away
             if peer_id not in linked:  # else its own dial was quicker, and one link is enough
                 self._failed(peer_id, error)
         finally:
             self._dialling.discard(peer_id)
-            if self._book.ended(peer_id, teller):
-                self._roster.forget(peer_id)
+            if self.book.ended(peer_id, teller):
+                self.roster.forget(peer_id)
 
     def _failed(self, peer_id: PeerId, error: Exception) -> None:
         self.failures.pop(peer_id, None)
         self.failures[peer_id] = str(error) or f"no answer within {ANSWER_S:.0f} s"  # the last one
         if isinstance(error, Refused) and not isinstance(error, Declined):
             self.refusals[peer_id] = error
-        self._book.dials.failed(peer_id, trio.current_time())
+        self.book.dials.failed(peer_id, trio.current_time())

@@ -7,21 +7,19 @@ while costs nothing but new acquaintances.
 
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import Final
 
 import trio
 
-from peer.facts import PeerState
 from peer.runtime import PeerId
-from protocol.errors import RemoteProtocolError
 from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.records import (
     PeerRecord,
-    decode_record,
     encode_record,
+    place_of,
     record_key,
     record_keys,
+    valid_record_at,
 )
 from protocol.membership.view import Member, View
 
@@ -70,10 +68,11 @@ class Membership:
         directory, own_id = self._ports.directory, self._ports.network.peer_id
         for key in record_keys(self._name):
             for peer_id, value in (await directory.get(key)).items():
-                with suppress(RemoteProtocolError):
-                    record = decode_record(key, peer_id, value)
-                    if peer_id != own_id and record.expires_s > directory.swarm_time_s():
-                        self._ports.roster.record(record)
+                record = valid_record_at(place_of(key), peer_id, value)
+                if record is None or peer_id == own_id:
+                    continue
+                if record.expires_s > directory.swarm_time_s():
+                    self._ports.roster.record(record)
 
 
 class LinkedCompany:
@@ -114,5 +113,4 @@ class LinkedCompany:
         await self._heard.park()
 
     def _training(self) -> Sequence[Member]:
-        training = self._view.members_training(trio.current_time())
-        return [member for member in training if member.progress.state == PeerState.TRAINING]
+        return self._view.members_training(trio.current_time())

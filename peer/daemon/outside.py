@@ -174,14 +174,10 @@ class Reaching:
                 if await self._network.probe(address) == peer_id:
                     reached.add(address)
 
-        self._trying.take(peer_id, observed)
-        try:
-            with trio.move_on_after(TRY_S):
-                async with trio.open_nursery() as nursery:
-                    for address in tried:
-                        nursery.start_soon(probe, address)
-        finally:
-            self._trying.give_back(peer_id, observed)
+        with self._trying.held(peer_id, observed), trio.move_on_after(TRY_S):
+            async with trio.open_nursery() as nursery:
+                for address in tried:
+                    nursery.start_soon(probe, address)
         return [address for address in tried if address in reached]
 
     # --- finding out ------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from .sources import Sources
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
-    """What is particular to this peer.
+    """The choices of this peer's user, and the ways in which it is watched.
 
     Attributes:
         home: its name, for people.

@@ -1,4 +1,4 @@
-"""What a daemon stands on: real and simulated ones fill it differently."""
+"""The ground that a daemon stands on: real and simulated ones fill it differently."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from protocol.admission.statements import Token
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What this home may sign with; `founder` where it founded the run."""
+    """The keys that this home may sign with; `founder` where it founded the run."""
 
     own: Identity
     founder: Identity | None = None

@@ -1,4 +1,4 @@
-"""What a run needs on this machine before it can train: its data, its engine, a first state.
+"""The needs of a run on this machine before it trains: its data, its engine, a first state.
 
 The founder finds out once what all others would have to find out too (the corpus's digest, the
 tokenizer's, the model's configuration and layout), and freezes it in the run spec, under its
@@ -63,13 +63,7 @@ from protocol.errors import InvalidRunSpec
 from protocol.experts.claims import claimed_blocks
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import View, heeded
-from protocol.run.layout import (
-    DATA_STAGE,
-    Layout,
-    part_of_expert,
-    part_of_stage,
-    stage_layouts,
-)
+from protocol.run.layout import DATA_STAGE, Layout, part_of_expert, part_of_stage, stage_layouts
 from protocol.run.run_spec import FrozenSection, RunSpec, validated
 from protocol.schedule.progress import TaskProgress, Tell, nobody
 from protocol.schedule.rounds import middle
@@ -101,6 +95,7 @@ def torch_engine(
 # --- rebuilding -----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class Rebuilt:
     """A stage that is rebuilt from its neighbours.
 
@@ -110,30 +105,28 @@ class Rebuilt:
     """
 
     ages = True
-
-    def __init__(self, stage: int, first: Fresh, layouts: tuple[Layout, ...]) -> None:
-        self._stage = stage
-        self._first = first
-        self._layouts = layouts
+    stage: int
+    first: Fresh
+    layouts: tuple[Layout, ...]
 
     async def take(self, arrival: Arrival) -> FirstState:
-        await self._first.take(arrival)
+        await self.first.take(arrival)
         found: list[tuple[PeerId, Neighbour]] = []
-        beside = (self._stage - 1, self._stage + 1)
-        for stage in (each for each in beside if 0 <= each < len(self._layouts)):
+        beside = (self.stage - 1, self.stage + 1)
+        for stage in (each for each in beside if 0 <= each < len(self.layouts)):
             given = await self._fetch(stage, arrival)
             if given is not None:
                 remote, slow_P, state = given
-                neighbour = Neighbour(self._layouts[stage], slow_P, state.gradient_norm)
+                neighbour = Neighbour(self.layouts[stage], slow_P, state.gradient_norm)
                 found.append((remote, neighbour))
-        own = self._layouts[self._stage]
+        own = self.layouts[self.stage]
         kept = [entry.name for entry in own.entries]
         if found:
             neighbours = [neighbour for _, neighbour in found]
             kept = rebuild(own, arrival.slow_P, neighbours)
         arrival.ports.events.emit(
             EventName.STAGE_REBUILT,
-            stage=self._stage,
+            stage=self.stage,
             remotes=[remote for remote, _ in found],
             untrained=kept,
         )
@@ -145,8 +138,8 @@ class Rebuilt:
         view = View(arrival.ports.roster, group)
         if not view.alive(trio.current_time()):
             return None
-        arrival.ports.facts.now_doing(f"rebuilding stage {self._stage}: fetching stage {stage}")
-        return await weights_of(arrival.sources, view, self._layouts[stage].padded_parameters)
+        arrival.ports.facts.now_doing(f"rebuilding stage {self.stage}: fetching stage {stage}")
+        return await weights_of(arrival.sources, view, self.layouts[stage].padded_parameters)
 
 
 def where_others_are(arrival: Arrival) -> FirstState:
@@ -310,7 +303,7 @@ def _made_here(spec: RunSpec, cache_dir: Path, tell: Tell) -> KeptCorpus | None:
 
 @dataclass(frozen=True, slots=True)
 class Supplies:
-    """What a run trains with here.
+    """Data, engine and first state of a run on this machine.
 
     Attributes:
         blobs: digest to file, for joiners to fetch from us.
@@ -388,28 +381,18 @@ def free_room(config: PeerConfig, root: Path) -> FreeRoom:
     return FreeRoom(free_bytes(root), memory, min(gpus, default=None), len(gpus) or 1)
 
 
+@dataclass(eq=False)
 class RealProvision:
-    def __init__(
-        self,
-        config: PeerConfig,
-        home: Home,
-        peer_id: PeerId,
-        work: Work,
-        spare: SpareChild,
-        tell: Tell,
-    ) -> None:
-        self._config = config
-        self._root = home.root
-        self._cache_dir = home.cache_dir
-        self._state_dir = home.state_dir
-        self._peer_id = peer_id
-        self._work = work
-        self._spare = spare
-        self._tell = tell
+    config: PeerConfig
+    home: Home
+    peer_id: PeerId
+    work: Work
+    spare: SpareChild
+    tell: Tell
 
     def misfits(self, spec: RunSpec) -> Mapping[int, str]:
-        free = free_room(self._config, self._root)
-        each = ((n, misfit(self._config, model, free)) for n, model in enumerate(spec.models))
+        free = free_room(self.config, self.home.root)
+        each = ((n, misfit(self.config, model, free)) for n, model in enumerate(spec.models))
         return {number: why for number, why in each if why}
 
     async def found(self, spec: RunSpec, expert: int | None) -> tuple[RunSpec, Supplies]:
@@ -434,11 +417,11 @@ class RealProvision:
     ) -> tuple[RunSpec, KeptCorpus]:
         """`whole_texts` names those who learn no conversations, which a file of tokens may hold."""
         frozen, corpus = await freeze_data(
-            spec, self._cache_dir, self._work, self._config.data, self._tell
+            spec, self.home.cache_dir, self.work, self.config.data, self.tell
         )
         if whole_texts is not None and corpus.has_conversations:
             raise InvalidRunSpec(
-                f"data.source: {self._config.data or spec.data.source} holds conversations, and"
+                f"data.source: {self.config.data or spec.data.source} holds conversations, and"
                 f" {whole_texts} learn whole texts: use another source"
             )
         return frozen, corpus
@@ -450,9 +433,9 @@ class RealProvision:
             assert frozen.frozen is not None
             slow_P = np.zeros(frozen.frozen.padded_parameters, np.float32)
             await fresh.initialise(slow_P)
-            path = weights_file(self._state_dir, number)
-            await self._work.run(partial(slow_P.astype("<f4").tofile, path))
-            weights = await self._work.run(digest_of_weights, slow_P)
+            path = weights_file(self.home.state_dir, number)
+            await self.work.run(partial(slow_P.astype("<f4").tofile, path))
+            weights = await self.work.run(digest_of_weights, slow_P)
             section = frozen.frozen.model_copy(update={"weights": weights})
             return frozen.model_copy(update={"frozen": section})
         return frozen
@@ -485,14 +468,14 @@ class RealProvision:
         """
         spec = run.of_expert(number)
         corpus = await obtain_data(
-            spec, self._cache_dir, source, self._work, self._config.data, self._tell
+            spec, self.home.cache_dir, source, self.work, self.config.data, self.tell
         )
 
-        firsts = await self._work.run(kept_first_weights, run, self._state_dir)
+        firsts = await self.work.run(kept_first_weights, run, self.home.state_dir)
 
         async def make(slow_P: Float32Vector) -> None:
             if number in firsts:
-                slow_P[:] = await self._work.run(np.fromfile, firsts[number], "<f4")
+                slow_P[:] = await self.work.run(np.fromfile, firsts[number], "<f4")
                 return
             _, fresh = await self._first_weights(spec, corpus, None)
             await fresh.initialise(slow_P)
@@ -501,7 +484,7 @@ class RealProvision:
         first: Beginning = FromFounder() if lacks else Fresh(make)
         shape = PartShape.of_whole_model(spec)
         own = self._supplies(spec, corpus, shape, beginning_with(first), None)
-        domains = Domains(run, self._cache_dir, self._work, own.blobs, own.stores)
+        domains = Domains(run, self.home.cache_dir, self.work, own.blobs, own.stores)
         await domains.look()
         return replace(
             own,
@@ -525,11 +508,11 @@ class RealProvision:
                 partial(
                     FreshOrFetched,
                     seeded=spec.begins_with_seed(number),
-                    then=self._spare.aclose,
+                    then=self.spare.aclose,
                 ),
             )
         corpus = await obtain_data(
-            spec, self._cache_dir, source, self._work, self._config.data, self._tell
+            spec, self.home.cache_dir, source, self.work, self.config.data, self.tell
         )
         if spec.pipeline.stages == 1:
             shape = PartShape.of_whole_model(spec)
@@ -561,18 +544,18 @@ class RealProvision:
         self, spec: RunSpec, corpus: KeptCorpus, stage: int | None
     ) -> tuple[ModelCreated, Fresh]:
         """The initialisation of the part that we hold, and a beginning with it."""
-        weights = self._state_dir / "first-weights.f32"
+        weights = self.home.state_dir / "first-weights.f32"
         settings = self._trainer_settings(spec, corpus, stage)
-        self._tell(TaskProgress("making the first weights"))
+        self.tell(TaskProgress("making the first weights"))
         try:
-            created = await create_model(settings, weights, self._spare)
+            created = await create_model(settings, weights, self.spare)
         except TrainerDied as died:
             weights.unlink(missing_ok=True)
-            where = f"its first weights go into {self._state_dir}"
+            where = f"its first weights go into {self.home.state_dir}"
             raise InvalidRunSpec(f"the model cannot be made ({where}): {died}") from died
 
         async def initialise(slow_P: Float32Vector) -> None:
-            slow_P[:] = await self._work.run(np.fromfile, weights, "<f4")
+            slow_P[:] = await self.work.run(np.fromfile, weights, "<f4")
             weights.unlink()
 
         return created, Fresh(initialise)
@@ -586,9 +569,9 @@ class RealProvision:
         stage: int | None,
     ) -> Supplies:
         settings = self._trainer_settings(spec, corpus, stage)
-        engine = partial(torch_engine, settings, self._spare)
+        engine = partial(torch_engine, settings, self.spare)
         blobs = corpus.blobs
-        tokenizer = tokenizer_path(self._cache_dir, corpus.manifest.tokenizer_digest)
+        tokenizer = tokenizer_path(self.home.cache_dir, corpus.manifest.tokenizer_digest)
         if tokenizer.is_file():
             blobs[corpus.manifest.tokenizer_digest] = tokenizer
         store = open_store(corpus)
@@ -607,10 +590,10 @@ class RealProvision:
     def _trainer_settings(
         self, spec: RunSpec, corpus: KeptCorpus, stage: int | None
     ) -> TrainerSettings:
-        config = self._config
+        config = self.config
         return TrainerSettings(
             spec=spec.with_overlap(config.overlap_steps).to_bytes(),
-            peer_id=self._peer_id,
+            peer_id=self.peer_id,
             corpus_path=str(corpus.folder),
             vocabulary_size=corpus.manifest.vocabulary_size,
             device=config.device or "auto",

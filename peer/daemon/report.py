@@ -53,7 +53,7 @@ class JoinAddress:
 
     @property
     def note(self) -> str:
-        """What its reader must know; empty where anybody can dial it."""
+        """A warning for its reader; empty where anybody can dial it."""
         if self.scope is Scope.ANYWHERE:
             return ""
         return f"only reachable from {self.scope}; {_CURES[self.scope]}"
@@ -269,6 +269,7 @@ REPEAT_S: Final = 30.0
 """How often it is said again what is waited for, or fails."""
 
 
+@dataclass(eq=False)
 class Console:
     """Tells people how far the run is: what is new, or goes on for long.
 
@@ -277,19 +278,13 @@ class Console:
         show: the line at the bottom of a terminal; what people see there is not said again.
     """
 
-    def __init__(
-        self,
-        report: Report,
-        facts: Facts,
-        events: EventLog,
-        export: str,
-        show: ShowLine = lambda _: False,
-    ) -> None:
-        self._report = report
-        self._facts = facts
-        self._events = events
-        self._export = export
-        self._show = show
+    report: Report
+    facts: Facts
+    events: EventLog
+    export: str
+    show: ShowLine
+
+    def __post_init__(self) -> None:
         self._step: int | None = None
         self._doing = ""
         self._is_alone = self._is_over = False
@@ -302,14 +297,14 @@ class Console:
                 await trio.sleep(LOOK_S)
                 self._look()
         finally:
-            if self._facts.over:
+            if self.facts.over:
                 self._say_over()
 
     def _look(self) -> None:
-        facts, now, now_s = self._facts, self._report.recent(), trio.current_time()
+        facts, now, now_s = self.facts, self.report.recent(), trio.current_time()
         rests = facts.state in (PeerState.FINISHED, PeerState.PAUSED) or facts.doing == "training"
         doing, lasts_s = now.doing or facts.doing, now_s - facts.doing_since_s
-        is_shown = self._show("" if rests else lasting(doing, facts.progress, lasts_s))
+        is_shown = self.show("" if rests else lasting(doing, facts.progress, lasts_s))
         match facts.state:
             case PeerState.TRAINING if facts.doing == "training":
                 self._say_progress(now, now_s)
@@ -319,11 +314,11 @@ class Console:
                 pass
             case _ if facts.doing != self._doing or (now_s >= self._again_s and not is_shown):
                 self._doing, self._again_s = facts.doing, now_s + REPEAT_S
-                self._events.say(doing)
+                self.events.say(doing)
 
     def _say_over(self, and_now: str = "") -> None:
         if not self._is_over:
-            self._events.say(f"{and_now}the model: {self._export}")
+            self.events.say(f"{and_now}the model: {self.export}")
         self._is_over = True
 
     def _say_progress(self, now: Status, now_s: float) -> None:
@@ -331,6 +326,6 @@ class Console:
             return
         is_alone = now.trainers == 1
         if is_alone and not self._is_alone:
-            self._events.say("training alone: nobody else is here")
+            self.events.say("training alone: nobody else is here")
         self._is_alone, self._step, self._next_s = is_alone, now.step, now_s + SAY_EVERY_S
-        self._events.say(progress_line(now, losses=True))
+        self.events.say(progress_line(now, losses=True))

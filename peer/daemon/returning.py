@@ -23,7 +23,7 @@ that peer may be training, so this one does not lead.
 import math
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -265,6 +265,7 @@ class RememberedPeers:
 # --- the first state ------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Returned:
     """The state of others that train, or that of our own checkpoint, whose files are what it says.
 
@@ -274,18 +275,13 @@ class Returned:
 
     ages = True
 
-    def __init__(
-        self,
-        parts: PeerParts,
-        own: Checkpoint | None,
-        remembered: RememberedPeers,
-        remake: Callable[[], Awaitable[Beginning]] | None = None,
-    ) -> None:
-        self._parts = parts
-        self._facts = parts.facts
-        self._own = own
-        self._remembered = remembered
-        self._remake = remake
+    parts: PeerParts
+    own: Checkpoint | None
+    remembered: RememberedPeers
+    remake: Callable[[], Awaitable[Beginning]] | None
+
+    def __post_init__(self) -> None:
+        self._facts = self.parts.facts
         self._since_s = trio.current_time()
 
     async def take(self, arrival: Arrival) -> FirstState:
@@ -294,23 +290,23 @@ class Returned:
                 return await self._follow(arrival)
             except* NobodyHelped:
                 self._facts.stays_until_s = trio.current_time() + STAYS_S
-        if self._own is None:
+        if self.own is None:
             return await self._begin_anew(arrival)
-        return await self._lead(arrival, self._own)
+        return await self._lead(arrival, self.own)
 
     async def _course(self, arrival: Arrival) -> Course:
         facts, step = self._facts, 0
-        if self._own is not None:
-            if _is_over(self._own, arrival):
+        if self.own is not None:
+            if _is_over(self.own, arrival):
                 return Course.LEAD
-            step = int(self._own.manifest.step)
+            step = int(self.own.manifest.step)
         facts.now_doing("looking for other peers that are back")
         lag, course = _lag_to_lead(arrival), Course.WAIT
         async with trio.open_nursery() as nursery:
             nursery.start_soon(arrival.meet)
             while course is Course.WAIT:
                 await trio.sleep(SOURCE_PAUSE_S)
-                if self._remembered.refused() is None:
+                if self.remembered.refused() is None:
                     now_s = trio.current_time()
                     course = choose_course(
                         (step, facts.peer_id),
@@ -318,23 +314,23 @@ class Returned:
                         now_s - self._since_s,
                         now_s,
                         lag,
-                        unreached=self._remembered.unreached(),
+                        unreached=self.remembered.unreached(),
                     )
             nursery.cancel_scope.cancel()
         return course
 
     async def _follow(self, arrival: Arrival) -> FirstState:
         """Take the state of others; what our checkpoint has of it need not come."""
-        if self._own is None:
+        if self.own is None:
             return await Fetched(patience_s=REPLACEMENT_S).take(arrival)
         self._facts.now_doing("reading our checkpoint")
         vectors, own = (arrival.slow_P, arrival.momentum_P), None
         with suppress(FileUnusable):
-            await self._parts.work.run(self._own.fill, *vectors)
-            own = await self._parts.work.run(own_digests, *vectors)
+            await self.parts.work.run(self.own.fill, *vectors)
+            own = await self.parts.work.run(own_digests, *vectors)
         state = await Fetched(own, patience_s=REPLACEMENT_S).take(arrival)
-        if is_lost(state.step, [self._own.manifest.step], arrival.spec.founding.sync.round_steps):
-            await self._set_aside(self._own, state.step)
+        if is_lost(state.step, [self.own.manifest.step], arrival.spec.founding.sync.round_steps):
+            await self._set_aside(self.own, state.step)
         return state
 
     async def _set_aside(self, own: Checkpoint, step: float) -> None:
@@ -343,8 +339,8 @@ class Returned:
         Those that follow would take its place otherwise. Where the disk refuses, it stays.
         """
         with suppress(OSError):
-            path = await self._parts.work.run(self._parts.checkpoints.set_aside, own, step)
-            self._parts.events.emit(
+            path = await self.parts.work.run(self.parts.checkpoints.set_aside, own, step)
+            self.parts.events.emit(
                 EventName.CHECKPOINT_SET_ASIDE,
                 path=str(path),
                 round=own.manifest.round,
@@ -354,21 +350,21 @@ class Returned:
 
     async def _begin_anew(self, arrival: Arrival) -> FirstState:
         """Nothing of the run was saved: the founder makes its first weights again."""
-        assert self._remake is not None
+        assert self.remake is not None
         why = "this home has no checkpoint of the run it founded, and no peer has a state to give"
         self._facts.now_doing(f"starting the run again from its seed: {why}")
-        self._parts.events.emit(EventName.RUN_BEGUN_ANEW, detail=why)
-        return await (await self._remake()).take(arrival)
+        self.parts.events.emit(EventName.RUN_BEGUN_ANEW, detail=why)
+        return await (await self.remake()).take(arrival)
 
     async def _lead(self, arrival: Arrival, own: Checkpoint) -> FirstState:
         facts, manifest = self._facts, own.manifest
         over = _is_over(own, arrival)
         facts.now_doing(f"continuing from the checkpoint of {manifest}")
         try:
-            await self._parts.work.run(own.fill, arrival.slow_P, arrival.momentum_P)
+            await self.parts.work.run(own.fill, arrival.slow_P, arrival.momentum_P)
         except FileUnusable as error:
             raise LocoError(f"{own.path}: {error}; start again: the one before is tried") from error
-        self._parts.events.emit(
+        self.parts.events.emit(
             EventName.RUN_RESUMED,
             path=str(own.path),
             round=manifest.round,

@@ -7,6 +7,7 @@ import json
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -92,39 +93,34 @@ async def run_daemon(
     return await run_until_signalled(job, stop, grace_s=config.grace_s, say_late=say_late)
 
 
+@dataclass(eq=False)
 class _Daemon:
-    def __init__(
-        self,
-        config: PeerConfig,
-        home: Home,
-        spare: SpareChild,
-        stop: trio.Event,
-        show: ShowLine = lambda _: False,
-    ) -> None:
-        self._config = config
-        self._home = home
-        self._spare = spare
-        self._stop = stop
-        self._show = show if config.log_format is LogFormat.CONSOLE else lambda _: False
-        self._checkpoints = CheckpointStore(
-            home.checkpoints_dir, config.checkpoint_keep, _bytes_of(config.checkpoint_max_gb)
-        )
+    config: PeerConfig
+    home: Home
+    spare: SpareChild
+    stop: trio.Event
+    show: ShowLine
+
+    def __post_init__(self) -> None:
+        config, folder = self.config, self.home.checkpoints_dir
+        max_bytes = _bytes_of(config.checkpoint_max_gb)
+        self._checkpoints = CheckpointStore(folder, config.checkpoint_keep, max_bytes)
 
     async def run(self, spec: RunSpec | None) -> None:
-        identity = load_or_create(self._home.identity_path, RealEntropy())
-        incarnation = self._home.next_incarnation()
+        identity = load_or_create(self.home.identity_path, RealEntropy())
+        incarnation = self.home.next_incarnation()
         async with (
             open_libp2p_network(
-                self._home.identity_path,
+                self.home.identity_path,
                 listen=[self._listen().multiaddr()],
-                announce=self._config.announce,
-                runtime_dir=self._home.sockets,
+                announce=self.config.announce,
+                runtime_dir=self.home.sockets,
             ) as network,
             open_hivemind_directory(network) as directory,
         ):
             ports = [each[1] for each in map(host_and_port, network.listening) if each is not None]
             if ports:
-                self._home.keep_port("listen", ports[0])
+                self.home.keep_port("listen", ports[0])
             parts = self._parts(network, directory, incarnation, self._keys(identity, spec))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_watch_network, network, parts)
@@ -136,25 +132,26 @@ class _Daemon:
         self, spec: RunSpec | None, parts: PeerParts, nursery: trio.Nursery
     ) -> None:
         events, report = parts.events, parts.report
-        announced_by = self._config.origins["announce"]
-        parts.facts.reach.given = dict.fromkeys(self._config.announce, announced_by)
+        announced_by = self.config.origins["announce"]
+        parts.facts.reach.given = dict.fromkeys(self.config.announce, announced_by)
         peer = Peer(self._settings(parts, founds=spec is not None), parts)
-        report.price_per_hour = self._config.price_per_hour
+        report.price_per_hour = self.config.price_per_hour
         report.metrics_url = await self._serve_pages(nursery, report)
         nursery.start_soon(report.keep_history)
         handlers = ControlRequests(peer, RealEntropy()).handlers()
         await nursery.start(
-            serve_control, self._home.control_socket, handlers, events.request_failed
+            serve_control, self.home.control_socket, handlers, events.request_failed
         )
-        nursery.start_soon(be_reached, parts, self._config.relay_mbps)
-        if self._config.notices is not None:
-            nursery.start_soon(self._heed_notices, self._config.notices, events)
-        if self._config.notify is not None:
-            nursery.start_soon(partial(tell_of, parts, self._config.notify))
-        for sink in self._config.track:
-            nursery.start_soon(tracking_of(parts, sink, self._home.track_dir, self._stop).run)
+        nursery.start_soon(be_reached, parts, self.config.relay_mbps)
+        if self.config.notices is not None:
+            nursery.start_soon(self._heed_notices, self.config.notices, events)
+        if self.config.notify is not None:
+            nursery.start_soon(partial(tell_of, parts, self.config.notify))
+        for sink in self.config.track:
+            nursery.start_soon(tracking_of(parts, sink, self.home.track_dir, self.stop).run)
         export = f"{self._command('export')} --hf DIR"
-        nursery.start_soon(Console(report, parts.facts, events, export, self._show).run)
+        show = self.show if self.config.log_format is LogFormat.CONSOLE else lambda _: False
+        nursery.start_soon(Console(report, parts.facts, events, export, show).run)
         await peer.run(self._entry(spec))
 
     async def _heed_notices(self, notices: Notices, events: EventLog) -> None:
@@ -165,19 +162,19 @@ class _Daemon:
 
         await Watch(notices).wait(tell_silent)
         events.emit(EventName.NOTICE_RECEIVED, cloud=cloud)
-        self._stop.set()
+        self.stop.set()
 
     def _entry(self, spec: RunSpec | None) -> Entry:
-        config, signed = self._config, self._home.run()
-        part = self._home.take_next_part()
+        config, signed = self.config, self.home.run()
+        part = self.home.take_next_part()
         stage = stage_of_part(part) if config.stage is None else config.stage
-        expert = config.expert or self._home.expert()
+        expert = config.expert or self.home.expert()
         if (following := self._following()) is not None:
-            self._home.successor_path.unlink()  # said again when we are there; until then, once
+            self.home.successor_path.unlink()  # said again when we are there; until then, once
             given = config.bootstrap, config.stage, config.expert
             return partial(join, *given, following=following)
         if signed is not None:
-            kept = signed.spec().name_of(part) or self._home.expert()
+            kept = signed.spec().name_of(part) or self.home.expert()
             expert = expert_to_go_on_with(signed.spec(), kept, config.expert)
             return partial(come_back, signed, config.bootstrap, stage, expert, config.alone)
         if spec is not None:
@@ -186,8 +183,8 @@ class _Daemon:
 
     def _following(self) -> Following | None:
         """The run that this home is about to follow."""
-        home, followed, signed = self._home, self._home.followed(), self._home.run()
-        if not self._config.follow or followed is None or signed is None:
+        home, followed, signed = self.home, self.home.followed(), self.home.run()
+        if not self.config.follow or followed is None or signed is None:
             return None
         run_id, address = followed
 
@@ -200,30 +197,30 @@ class _Daemon:
 
     def _follows(self, successor: Successor) -> bool:
         """Once: two runs that name each other are not followed in turn."""
-        return self._config.follow and not self._home.has_left(successor.run_id)
+        return self.config.follow and not self.home.has_left(successor.run_id)
 
     def _command(self, name: str) -> str:
         """A command for this home, as its owner would type it."""
-        is_default = self._config.origins["home"] is Origin.DEFAULT
-        return f"loco-peer {name}" + ("" if is_default else f" --home {self._home.root}")
+        is_default = self.config.origins["home"] is Origin.DEFAULT
+        return f"loco-peer {name}" + ("" if is_default else f" --home {self.home.root}")
 
     def _keys(self, identity: Identity, spec: RunSpec | None) -> Keys:
-        """What this home signs with; a home that founds a run is given a founder's key."""
-        path = self._home.founder_key_path
+        """The keys of this home; one that founds a run is given a founder's key."""
+        path = self.home.founder_key_path
         if spec is not None:
             return Keys(identity, load_or_create(path, RealEntropy()))
         return Keys(identity, load(path) if path.exists() else None)
 
     async def _serve_pages(self, nursery: trio.Nursery, report: Report) -> str:
         """Where Prometheus finds us: the same place after every restart, if it can be had."""
-        config = self._config
+        config = self.config
         where = self._with_port(config.metrics, "metrics")
         pages = pages_of(report.metrics, lambda history: report.snapshot(history=history))
         site = Site(pages, config.metrics_host, config.metrics_token)
         url: str = await nursery.start(serve, where, site)
         port = urlsplit(url).port
         assert port is not None
-        self._home.keep_port("metrics", port)
+        self.home.keep_port("metrics", port)
         return url
 
     def _parts(
@@ -233,7 +230,7 @@ class _Daemon:
         incarnation: int,
         keys: Keys,
     ) -> PeerParts:
-        config, home, work = self._config, self._home, RealWork()
+        config, home, work = self.config, self.home, RealWork()
         facts = Facts(network.peer_id, incarnation, doing_since_s=trio.current_time())
         events = EventLog(
             LineFile(home.event_log_path).write_line,
@@ -262,12 +259,12 @@ class _Daemon:
             token=config.invite,
             pins=Pins(home.known_peers_path),
             provision=RealProvision(
-                config, home, network.peer_id, work, self._spare, facts.progressed
+                config, home, network.peer_id, work, self.spare, facts.progressed
             ),
         )
 
     def _settings(self, parts: PeerParts, *, founds: bool) -> PeerSettings:
-        config, home = self._config, self._home
+        config, home = self.config, self.home
         is_new = home.run() is None or self._following() is not None
         joins = is_new and not founds
         folder, on_finished = config.export_when_done, None
@@ -289,13 +286,13 @@ class _Daemon:
             on_finished=on_finished,
             most_corpus_bytes=self._most_corpus_bytes,
             on_run=partial(say_needs, config, again=True) if is_new else None,
-            stop=self._stop,
+            stop=self.stop,
         )
 
     def _bind_run(self, facts: Facts, signed: SignedSpec) -> None:
-        self._home.bind_run(signed)
+        self.home.bind_run(signed)
         if facts.expert is not None:
-            self._home.keep_expert(facts.expert)
+            self.home.keep_expert(facts.expert)
 
     def _check_spec(self, spec: RunSpec, number: int | None, *, joins: bool) -> None:
         """Say what a run takes that is new to this home, and that others have founded.
@@ -305,7 +302,7 @@ class _Daemon:
 
         Raises ConfigError, InvalidRunSpec, HomeError: it is not for this machine.
         """
-        config, expert = self._config, ""
+        config, expert = self.config, ""
         check_options(config, spec)
         if number is not None:
             expert = f"the expert '{spec.experts[number].name}' of "
@@ -316,28 +313,28 @@ class _Daemon:
             say_needs(config, spec, None)
         check_room_to_begin(self._checkpoints, spec, config.data)
         if joins:
-            check_agreed(config, spec, free_room(config, self._home.root), expert=expert)
+            check_agreed(config, spec, free_room(config, self.home.root), expert=expert)
 
     def _most_corpus_bytes(self, held_bytes: int) -> int:
         """For pieces of the corpus, of which so much is here."""
-        given = _bytes_of(self._config.max_corpus_gb)
-        free = free_bytes(self._home.root)
+        given = _bytes_of(self.config.max_corpus_gb)
+        free = free_bytes(self.home.root)
         share = max(held_bytes, CORPUS_SHARE * (held_bytes + free))
         return int(share if given is None else given)
 
     def _uploads(self, ports: Ports) -> Uploads | None:
         """Where copies of checkpoints go. Raises ConfigError: that place cannot be reached."""
-        config, own_id = self._config, ports.facts.peer_id
+        config, own_id = self.config, ports.facts.peer_id
         url, keep, keys = config.checkpoint_upload, config.checkpoint_keep, config.upload_keys
         if url is None:
             return None
         try:
-            return Uploads(url, own_id, keep, self._home, keys=keys)
+            return Uploads(url, own_id, keep, self.home, keys=keys)
         except UploadFailed as error:
             raise ConfigError(f"{error} (checkpoint-upload)") from error
 
     def _listen(self) -> HostPort:
-        where = self._config.listen
+        where = self.config.listen
         if where is None:
             return self._with_port(HostPort("0.0.0.0", 0), "listen", DEFAULT_PORT)  # noqa: S104 - peers come from anywhere
         return self._with_port(where, "listen")
@@ -346,7 +343,7 @@ class _Daemon:
         """Where to listen; port 0 becomes the one of last time, else the first free default."""
         if where.port != 0:
             return where
-        wanted = (self._home.kept_port(purpose), *defaults)
+        wanted = (self.home.kept_port(purpose), *defaults)
         free = (port for port in wanted if port is not None and _is_free(port))
         return HostPort(where.host, next(free, 0))
 
@@ -355,7 +352,7 @@ class _Daemon:
         best = join_address(parts.network, parts.facts)
         addresses = list(dict.fromkeys([best.address, *parts.network.addresses]))
         join = f"loco-peer join --bootstrap {best.address}"
-        if self._config.json_ready:
+        if self.config.json_ready:
             ready = {
                 "peer_id": parts.facts.peer_id,
                 "addresses": addresses,
@@ -367,7 +364,7 @@ class _Daemon:
             return
         needs_invitation = parts.admission.wants_invitations
         if needs_invitation and parts.admission.may_sign:
-            join = f"loco-peer invite --home {self._home.root}    (prints a line for one of them)"
+            join = f"loco-peer invite --home {self.home.root}    (prints a line for one of them)"
         elif needs_invitation:
             join = "loco-peer invite    (where the run was started, or at a delegate's)"
         print(f"others join with:\n  {join}", flush=True)
@@ -376,7 +373,7 @@ class _Daemon:
         page, top = parts.report.status().page, self._command("top")
         print(f"watch it: {page} (in a terminal: {top})", flush=True)
         if founds:
-            key = self._home.founder_key_path
+            key = self.home.founder_key_path
             print(f"keep a copy of {key}: nothing else signs for this run", flush=True)
 
 

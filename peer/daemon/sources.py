@@ -7,7 +7,7 @@ help for long (`pause_after`).
 """
 
 import math
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final, TypeVar
 
 import blake3
@@ -151,6 +151,13 @@ class Sources:
                 nursery.start_soon(help_)
 
 
+def ready_or_resting(members: Iterable[Member]) -> list[Member]:
+    """Those that train, or have; where there are none, those that are paused."""
+    told = list(members)
+    ready = [m for m in told if m.progress.state in (PeerState.TRAINING, PeerState.FINISHED)]
+    return ready or [m for m in told if m.progress.state == PeerState.PAUSED]
+
+
 def in_order(among: Roster | View, own_id: PeerId, preferred: PeerId | None) -> list[PeerId]:
     """Everybody alive who may have what we need, in the order in which to ask.
 
@@ -159,9 +166,7 @@ def in_order(among: Roster | View, own_id: PeerId, preferred: PeerId | None) -> 
     and ours decides.
     """
     alive = among.alive(trio.current_time())
-    ready = [m for m in alive if m.progress.state in (PeerState.TRAINING, PeerState.FINISHED)]
-    resting = [m for m in alive if m.progress.state == PeerState.PAUSED]
-    asked = ready or resting or list(alive)
+    asked = ready_or_resting(alive) or list(alive)
     steps = sorted(member.progress.step for member in asked)
     edge = (len(steps) - 1) // 4
     low, high = (steps[edge], steps[-1 - edge]) if steps else (0, 0)

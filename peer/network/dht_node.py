@@ -163,7 +163,7 @@ class _AsItIs:
 
 
 class _OwnRecords:
-    """What of hivemind's storage a store at ourselves needs."""
+    """Stands in for hivemind's storage, as far as a store at ourselves needs it."""
 
     def __init__(self, records: RecordTable) -> None:
         self._records = records

@@ -65,11 +65,6 @@ class PeerStream(ABC):
         self._lost: str | None = None
         self._closed = False
         network.streams[self] = None
-        network.carried.open_streams += 1
-
-    def __repr__(self) -> str:
-        state = "closed" if self._closed else self._lost or "open"
-        return f"<{type(self).__name__} {self._protocol} with {self.remote_peer_id}: {state}>"
 
     # --- for those who speak ----------------------------------------------------------------------
     async def turn(self, num_bytes: int) -> int:
@@ -155,7 +150,6 @@ class PeerStream(ABC):
         was_open, self._closed = not self._closed, True
         if was_open:
             del self._network.streams[self]
-            self._network.carried.open_streams -= 1
         return was_open
 
     def _check(self) -> None:
@@ -189,11 +183,8 @@ class Readers:
             sentence = f"I serve {self.taken} readers already; ask another, or later"
             await talk.refuse(RefusalReason.TOO_MANY, sentence)
             return
-        self._places.take(peer_id, address)
-        try:
+        with self._places.held(peer_id, address):
             await answer(talk)
-        finally:
-            self._places.give_back(peer_id, address)
 
 
 # --- what both networks are -----------------------------------------------------------------------
@@ -239,7 +230,8 @@ class BaseNetwork:
 
     def statistics(self) -> NetworkStatistics:
         sent, received = dict(self.carried.sent_bytes), dict(self.carried.received_bytes)
-        return replace(self.carried, sent_bytes=sent, received_bytes=received)
+        streams = len(self.streams)
+        return replace(self.carried, sent_bytes=sent, received_bytes=received, open_streams=streams)
 
     def announce(self, addresses: Sequence[Address]) -> None:
         self._announced = tuple(addresses)
@@ -277,19 +269,18 @@ class BaseNetwork:
 
     async def run(self, protocol: str, stream: Stream) -> None:
         """Let a stream that there is room for through the gate, serve it to its end, close it."""
-        peer_id, address = stream.remote_peer_id, stream.remote_address
-        self._active.take(peer_id, address)
+        peer_id = stream.remote_peer_id
         try:
-            try:
-                await self._judged(protocol, stream)
-            except* _STREAM_ERRORS:
-                pass
+            with self._active.held(peer_id, stream.remote_address):
+                try:
+                    await self._judged(protocol, stream)
+                except* _STREAM_ERRORS:
+                    pass
         except Exception as bug:  # whatever it is: a stranger may have found it
             if not self.tellers:
                 raise
             self._count_bug(protocol, peer_id, bug)
         finally:
-            self._active.give_back(peer_id, address)
             with trio.CancelScope(shield=True):
                 await stream.aclose()
 

@@ -21,7 +21,6 @@ Streams. p2pd pipes each stream through a unix connection of its own. Rules:
   to corrupt what follows.
 """
 
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -40,6 +39,7 @@ from protocol.limits import (
     MAX_ADDRESSES_PER_PEER,
     MAX_MEMBERS,
     MAX_RECORD_ADDRESSES,
+    forget_oldest,
 )
 from protocol.membership.book import BackOff, Pauses
 from protocol.membership.crowds import idle_peers, to_close
@@ -149,7 +149,7 @@ class AddressBook:
     """
 
     def __init__(self) -> None:
-        self._addresses: OrderedDict[PeerId, tuple[bytes, ...]] = OrderedDict()
+        self._addresses: dict[PeerId, tuple[bytes, ...]] = {}
         self.dialled: set[PeerId] = set()
 
     def __contains__(self, peer_id: PeerId) -> bool:
@@ -171,11 +171,10 @@ class AddressBook:
             if "/quic-v1" not in bare:  # p2pd would use it
                 usable.append(multiaddr.to_bytes(bare))
         if usable:
+            self._addresses.pop(peer_id, None)
             self._addresses[peer_id] = tuple(usable)
-            self._addresses.move_to_end(peer_id)
-        while len(self._addresses) > MAX_MEMBERS:
-            forgotten, _ = self._addresses.popitem(last=False)
-            self.dialled.discard(forgotten)
+            forget_oldest(self._addresses, MAX_MEMBERS)
+            self.dialled &= self._addresses.keys()
 
 
 # --- libp2p ---------------------------------------------------------------------------------------

@@ -32,7 +32,6 @@ place of a round trip.)
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -42,7 +41,7 @@ import trio
 from trio.lowlevel import ParkingLot
 
 from peer.runtime import PeerId
-from protocol.limits import MAX_MEMBERS
+from protocol.limits import MAX_MEMBERS, forget_oldest
 
 WIRE_FACTOR: Final = 1.06
 """Bytes on the interface for one byte of a stream: TLS, yamux, TCP/IP and Ethernet headers."""
@@ -210,7 +209,7 @@ class Pacing:
         """How many peers send us bulk at the same time."""
         self._up = Bucket(_bytes_per_s(limits.max_upload_mbps))
         self._down = Bucket(_bytes_per_s(limits.max_download_mbps))
-        self._paths: OrderedDict[PeerId, _PeerPace] = OrderedDict()
+        self._paths: dict[PeerId, _PeerPace] = {}
 
     # --- what streams ask -------------------------------------------------------------------------
     @contextmanager
@@ -303,13 +302,10 @@ class Pacing:
         path.busy_since_s = now_s
 
     def _path(self, peer_id: PeerId) -> _PeerPace:
-        path = self._paths.get(peer_id)
-        if path is None:
-            path = self._paths[peer_id] = _PeerPace()
-            if len(self._paths) > MAX_MEMBERS:
-                self._paths.popitem(last=False)
-        else:
-            self._paths.move_to_end(peer_id)
+        path = self._paths.pop(peer_id, None) or _PeerPace()
+        self._paths[peer_id] = path
+        if len(self._paths) > MAX_MEMBERS:
+            forget_oldest(self._paths, MAX_MEMBERS)
         return path
 
 

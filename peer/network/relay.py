@@ -27,6 +27,7 @@ messages alone. Limits are kept by cutting:
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -121,6 +122,7 @@ async def receive_delimited(stream: Stream) -> bytes:
 
 
 # --- relay ----------------------------------------------------------------------------------------
+@dataclass(eq=False)
 class Relay:
     """Serves reservations and circuits to peers that nobody can dial.
 
@@ -132,23 +134,16 @@ class Relay:
         wall_time_s: for the expiry that we tell.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        carry: Callable[[int], Awaitable[None]],
-        *,
-        knows: Callable[[PeerId], bool],
-        offers: Callable[[], bool],
-        mbps: float,
-        wall_time_s: Callable[[], float],
-    ) -> None:
-        self._network = network
-        self._carry_over_line = carry
-        self._knows = knows
-        self._offers = offers
-        self._mbps = mbps
-        self._wall_time_s = wall_time_s
-        bytes_per_s = max(1.0, mbps * 1e6 / 8)
+    network: Network
+    carry: Callable[[int], Awaitable[None]]
+    _: KW_ONLY
+    knows: Callable[[PeerId], bool]
+    offers: Callable[[], bool]
+    mbps: float
+    wall_time_s: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        bytes_per_s = max(1.0, self.mbps * 1e6 / 8)
         self._bucket, self._strangers = Bucket(bytes_per_s), Bucket(bytes_per_s * STRANGERS_SHARE)
         self._reserved: dict[PeerId, tuple[float, Address]] = {}
         self._places = Budget(RESERVATIONS)
@@ -166,7 +161,7 @@ class Relay:
         return self._circuits.taken
 
     async def start(self) -> None:
-        await self._network.serve(HOP, self._serve)
+        await self.network.serve(HOP, self._serve)
 
     async def _serve(self, stream: Stream) -> None:
         try:
@@ -191,11 +186,11 @@ class Relay:
             self._places.take(peer_id, stream.remote_address)
             self._reserved[peer_id] = until_s, stream.remote_address
         self._reserved[peer_id] = until_s, self._reserved[peer_id][1]
-        await stream.send_all(hop_answer(status, int(self._wall_time_s() + RESERVATION_S)))
+        await stream.send_all(hop_answer(status, int(self.wall_time_s() + RESERVATION_S)))
 
     def _reservable(self, stream: Stream) -> CircuitStatus:
         peer_id, address = stream.remote_peer_id, stream.remote_address
-        if not self._mbps or not self._offers() or is_relayed(address) or not self._knows(peer_id):
+        if not self.mbps or not self.offers() or is_relayed(address) or not self.knows(peer_id):
             return CircuitStatus.PERMISSION_DENIED
         if peer_id not in self._reserved and not self._places.has_room(peer_id, address):
             return CircuitStatus.RESERVATION_REFUSED
@@ -218,8 +213,7 @@ class Relay:
         if status is not CircuitStatus.OK:
             await self._refuse(stream, status)
             return
-        self._circuits.take(source, address)
-        try:
+        with self._circuits.held(source, address):
             onward = await self._reach(source, peer_id_from_bytes(target))
             if onward is None:
                 await self._refuse(stream, CircuitStatus.CONNECTION_FAILED)
@@ -229,12 +223,10 @@ class Relay:
                 await self._carry_both(stream, onward)
             finally:
                 await close(onward)
-        finally:
-            self._circuits.give_back(source, address)
 
     def _connectable(self, stream: Stream, target: bytes) -> CircuitStatus:
         self._forget_expired()
-        if not self._mbps or is_relayed(stream.remote_address):
+        if not self.mbps or is_relayed(stream.remote_address):
             return CircuitStatus.PERMISSION_DENIED
         if peer_id_from_bytes(target) not in self._reserved:
             return CircuitStatus.NO_RESERVATION
@@ -247,7 +239,7 @@ class Relay:
         onward = None
         try:
             with trio.fail_after(ANSWER_S):
-                onward = await self._network.open_stream(target, STOP)
+                onward = await self.network.open_stream(target, STOP)
                 await onward.send_all(stop_request(peer_id_to_bytes(source)))
                 if parse_status(await receive_delimited(onward), *STOP_ANSWER) == CircuitStatus.OK:
                     return onward
@@ -270,10 +262,10 @@ class Relay:
                 async def one_way(source: Stream, sink: Stream) -> None:
                     while data := await source.receive_some():
                         idle.deadline = trio.current_time() + CIRCUIT_IDLE_S
-                        if not self._knows(opener):
+                        if not self.knows(opener):
                             await self._strangers.turn(len(data))
                         await self._bucket.turn(len(data))
-                        await self._carry_over_line(len(data))
+                        await self.carry(len(data))
                         await sink.send_all(data)
                         self.carried_bytes += len(data)
                     nursery.cancel_scope.cancel()

@@ -16,12 +16,11 @@ All randomness comes from one generator per link, seeded by (seed, source, desti
 seed and the same calls make the same times. Errors and bounds are the real network's (checked by
 one shared test suite).
 
-The directory is one shared table. What it keeps of the real one: only valid signed records are
-taken in; an entry gives way to one that expires strictly later; an expired one is not found; a
-handle finds only what was stored by those that it is connected with through `add_peers`; store
-never says whether it worked. What it adds: latency, handles whose clock is wrong, handles cut off
-from the table, and partial views, in which each reader never sees a fixed random part of the
-writers.
+The directory is one shared table, with the rules of the real nodes
+(protocol/membership/record_table.py). A handle finds only what was stored by those that it is
+connected with through `add_peers`; store never says whether it worked. What it adds: latency,
+handles whose clock is wrong, handles cut off from the table, and partial views, in which each
+reader never sees a fixed random part of the writers.
 """
 
 import hashlib
@@ -41,8 +40,9 @@ from peer.runtime import Address, PeerId
 from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import StreamLost
-from protocol.limits import DIAL_TIMEOUT_S, RECORDS_OF_SHARD
-from protocol.membership.records import place_of, valid_record_at
+from protocol.limits import DIAL_TIMEOUT_S
+from protocol.membership.record_table import RecordTable
+from protocol.membership.records import place_of
 
 from .handlers import BaseNetwork, PeerStream
 from .table_messages import CALL_TIMEOUT_S
@@ -300,7 +300,6 @@ class SimulatedStream(PeerStream):
 
 
 # --- the network ----------------------------------------------------------------------------------
-_PORT: Final = 4001
 
 
 class SimulatedInternet:
@@ -398,7 +397,7 @@ class SimulatedInternet:
     def _next_address(self) -> Address:
         self._num_joined += 1
         high, low = divmod(self._num_joined, 256)
-        return f"/ip4/10.{high >> 8}.{high & 255}.{low}/tcp/{_PORT}"
+        return f"/ip4/10.{high >> 8}.{high & 255}.{low}/tcp/4001"
 
 
 class SimulatedNetwork(BaseNetwork):
@@ -493,13 +492,6 @@ EPOCH_S: Final = 1_700_000_000.0
 """Unix time of the simulated world at trio's time zero."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    value: bytes
-    expires_s: float
-    writer: str
-
-
 class SimulatedDhtWorld:
     """The table that all handles share.
 
@@ -515,49 +507,25 @@ class SimulatedDhtWorld:
         self._random = random.Random(seed)
         self._latency_s = latency_s
         self._hidden_fraction = hidden_fraction
-        self._table: dict[bytes, dict[str, _Entry]] = {}
+        self._table = RecordTable()
         self._parents: dict[str, str] = {}
-
-    def directory(self, peer_id: str, clock_skew_s: float = 0.0) -> "SimulatedDirectory":
-        return SimulatedDirectory(self, peer_id, clock_skew_s)
 
     def connect(self, peer_id: str, other: str) -> None:
         """Let two peers, and all that they are connected with, find each other's records."""
         self._parents[self._root(other)] = self._root(peer_id)
 
-    def keep(self, key: bytes, subkey: str, entry: _Entry) -> bool:
-        """Take an entry in, if it is acceptable."""
-        record = valid_record_at(place_of(key), subkey, entry.value)
-        if record is None or record.expires_s != entry.expires_s:
-            return False
-        entries = self._table.setdefault(key, {})
-        there = entries.get(subkey)
-        if there is None:
-            has_room = len(entries) < RECORDS_OF_SHARD.total
-        else:
-            has_room = there.expires_s < entry.expires_s
-        if has_room:
-            entries[subkey] = entry
-        return has_room
+    def keep(self, key: bytes, writer: str, value: bytes) -> bool:
+        """Keep a peer's record by the world's true time; whether it is kept now."""
+        return self._table.keep(self.true_time_s(), place_of(key), writer, value, "")
 
     def find(self, key: bytes, reader: str, now_s: float) -> dict[str, bytes]:
         """The records that this reader sees under a key at its own idea of the time."""
-        root = self._root(reader)
+        root, there = self._root(reader), self._table.at(now_s, place_of(key))
         return {
-            subkey: entry.value
-            for subkey, entry in sorted(self._table.get(key, {}).items())
-            if entry.expires_s > now_s
-            and self._root(entry.writer) == root
-            and not self._is_hidden(reader, subkey)
+            writer: value
+            for writer, value in sorted(there.items())
+            if self._root(writer) == root and not self._is_hidden(reader, writer)
         }
-
-    def expire(self, now_s: float) -> None:
-        """Drop what has expired by the world's true time."""
-        for key, entries in list(self._table.items()):
-            live = {name: entry for name, entry in entries.items() if entry.expires_s > now_s}
-            self._table[key] = live
-            if not live:
-                del self._table[key]
 
     def true_time_s(self) -> float:
         """The Unix time that a right clock shows."""
@@ -586,7 +554,7 @@ class SimulatedDirectory:
         refused: values that were not taken in.
     """
 
-    def __init__(self, world: SimulatedDhtWorld, peer_id: str, clock_skew_s: float) -> None:
+    def __init__(self, world: SimulatedDhtWorld, peer_id: str, clock_skew_s: float = 0.0) -> None:
         self._world = world
         self._peer_id = peer_id
         self._offset_s = 0.0
@@ -603,9 +571,7 @@ class SimulatedDirectory:
     async def store(self, key: bytes, subkey: str, value: bytes, expires_s: float) -> None:
         if not await self._reach_table():
             return
-        self._world.expire(self._world.true_time_s())
-        if not self._world.keep(key, subkey, _Entry(value, expires_s, self._peer_id)):
-            self.refused += 1
+        self.refused += subkey != self._peer_id or not self._world.keep(key, subkey, value)
 
     async def get(self, key: bytes) -> Mapping[str, bytes]:
         if not await self._reach_table():

@@ -37,7 +37,7 @@ class HeldOutBlocks:
 
 @dataclass(frozen=True, slots=True)
 class ToldLogProbs:
-    """What weights say of a text: log-probabilities of its true tokens, fp32 values in a row.
+    """Log-probabilities of a text's true tokens under some weights, fp32 values in a row.
 
     Attributes:
         stamp, step: of the weights.
@@ -53,7 +53,7 @@ class ToldLogProbs:
 
 
 def told_by(stamp: str, step: int, log_probs: bytes) -> ToldLogProbs | None:
-    """What a trainer says; None where these weights, which have diverged, say nothing."""
+    """The same from a trainer's answer; None where the weights have diverged."""
     values = np.frombuffer(log_probs, "<f4")
     return ToldLogProbs(stamp, step, values) if np.isfinite(values).all() else None
 

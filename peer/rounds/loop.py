@@ -26,13 +26,7 @@ from peer.training import messages
 from peer.training.ports import StartTrainer, Trainer, TrainerDied
 from protocol.errors import LocoError, leaves
 from protocol.membership.view import Member, heeded, lasting
-from protocol.microbatch.trainer_messages import (
-    Begun,
-    Filled,
-    Freed,
-    GradientAdded,
-    Stepped,
-)
+from protocol.microbatch.trainer_messages import Begun, Filled, Freed, GradientAdded, Stepped
 from protocol.schedule.rounds import RoundPlan, is_lost, middle
 
 from .domains import ToldLogProbs, told_by
@@ -85,7 +79,7 @@ class RoundLoop:
             await self._way.wait_settled()
 
     async def score(self, tokens: npt.NDArray[Any]) -> ToldLogProbs | None:
-        """What the slow weights, which must lie still, say of a text; None: no trainer can tell.
+        """Score a text with the slow weights, which must lie still; None: no trainer can tell.
 
         After the end of the run a trainer is started for it.
         """
@@ -299,7 +293,7 @@ class RoundLoop:
             line.nursery.start_soon(self._join_again, error)
 
     def _loss(self, own_step: int) -> str:
-        """What we trained since some of the others were gone, which they may not have."""
+        """A sentence on our steps since some of the others were gone, which they may lack."""
         if self._parted_step is None:
             return ""
         return (

@@ -12,7 +12,7 @@ from protocol.schedule.rounds import is_overdone, owed_steps, place
 
 
 class Pace:
-    """What one peer owes to a round; `inner_steps` are those of a nominal one."""
+    """The steps that one peer owes to a round; `inner_steps` are those of a nominal one."""
 
     def __init__(self, inner_steps: int, facts: Facts) -> None:
         self._inner_steps = inner_steps

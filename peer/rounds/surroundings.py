@@ -1,4 +1,4 @@
-"""What the parts of one peer stand on, in one record."""
+"""The ground that the parts of one peer stand on, in one record."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ from protocol.membership.view import Roster
 
 @dataclass(kw_only=True, eq=False)
 class Surroundings:
-    """What is around a part of a peer; the daemon has more (peer/daemon/ports.py).
+    """The ports and records around a part of a peer; the daemon has more (peer/daemon/ports.py).
 
     Attributes:
         pacing: of the network's streams; None where they keep to none.

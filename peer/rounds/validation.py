@@ -91,7 +91,7 @@ class Validation:
     async def score(
         self, line: TrainerLine, round_: int, tokens: npt.NDArray[Any]
     ) -> ToldLogProbs | None:
-        """What the slow weights say of a text; they must lie still.
+        """Score a text with the slow weights, which must lie still.
 
         None: the trainer has died, or the weights have diverged.
         """

@@ -156,7 +156,7 @@ class Company(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AveragingParts:
-    """What ways of averaging are put together from.
+    """The parts that ways of averaging are put together from.
 
     Attributes:
         slow_P: memory for the slow weights.

@@ -35,8 +35,6 @@ from protocol.membership.group import WHOLE_MODEL
 from protocol.run.layout import Layout, part_of_expert
 from protocol.run.run_spec import FrozenSection, RunSpec
 
-DEFAULT_PARAMETERS: Final = 256
-CORPUS_BYTES: Final = 8192
 FIRST_WEIGHTS_SCALE: Final = 3.0
 """Distance of the first weights from the optimum, per value."""
 
@@ -137,7 +135,7 @@ class SimulatedProvision:
 
     async def found(self, spec: RunSpec, expert: int | None) -> tuple[RunSpec, Supplies]:
         await trio.lowlevel.checkpoint()
-        corpus = blake3.blake3(str(spec.seed).encode()).digest(length=CORPUS_BYTES)
+        corpus = blake3.blake3(str(spec.seed).encode()).digest(length=8192)
         data = spec.data.model_copy(update={"manifest": blob_name(corpus)})
         frozen = FrozenSection(
             config="{}",

@@ -61,7 +61,7 @@ from protocol.membership.view import Roster, View
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
-from .machine import DEFAULT_PARAMETERS, Gate, Machine, SimulatedProvision
+from .machine import Gate, Machine, SimulatedProvision
 
 # --- one peer -------------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class SimulatedPeer:
             check_spec=self._check_spec,
             bind_run=self._bind,
             observe_round=self.timings.append,
-            checkpoints=self._checkpoint_plan(),
+            checkpoints=CheckpointPlan(self.machine.checkpoint_every_s),
             expert=self.machine.expert,
             follows=lambda _: self.machine.follows,
             on_run=self._tell,
@@ -168,9 +168,6 @@ class SimulatedPeer:
     def _tell(self, spec: RunSpec, corpus_tokens: int) -> None:
         has_state = bool(self.events(EventName.STATE_RECEIVED))
         self.told.append((spec, corpus_tokens, has_state))
-
-    def _checkpoint_plan(self) -> CheckpointPlan:
-        return CheckpointPlan(self.machine.checkpoint_every_s)
 
     def _check_spec(self, spec: RunSpec, _: int | None) -> None:
         steps = self.machine.overlap_steps
@@ -220,7 +217,7 @@ class SwarmOptions:
     link_of: Callable[[PeerId, PeerId], LinkModel] | None = None
     roster_of: Callable[[PeerId], Roster] = lambda _: Roster(SILENCE_S)
     hidden_records_fraction: float = 0.0
-    padded_parameters: int = DEFAULT_PARAMETERS
+    padded_parameters: int = 256
     parts: Mapping[str, int] = field(default_factory=dict)
     problem: ToyProblem = field(default_factory=ToyProblem)
 
@@ -299,7 +296,8 @@ class SimulatedSwarm:
         )
         with peer.scope:
             async with self.internet.open_network(peer.peer_id) as peer.network:
-                peer.directory = self.directory.directory(peer.peer_id, machine.clock_skew_s)
+                world, skew_s = self.directory, machine.clock_skew_s
+                peer.directory = SimulatedDirectory(world, peer.peer_id, skew_s)
                 await peer.run(entry, write_line)
         peer.ended.set()
 

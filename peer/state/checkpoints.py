@@ -250,9 +250,9 @@ class CheckpointStore:
         """
         places = self._folders(), self._set_aside()
         for manifests in [_manifests(folders, refused) for folders in places]:
-            for path in reversed(by_step(_of_part(manifests, part))):
-                if (manifest := manifests[path]) is not None:
-                    yield Checkpoint(path, manifest)
+            ours = {path: m for path, m in manifests.items() if m and part in (None, m.part)}
+            for path in reversed(by_step(ours)):
+                yield Checkpoint(path, ours[path])
 
     def newest_whole(
         self, run_id: str, refused: Callable[[Path, str], None], part: str | None = None
@@ -327,12 +327,6 @@ def first_to_go(manifests: Mapping[Place, Manifest | None]) -> list[Place]:
         if manifest is not None and expert_of_part(manifest.part) is not None:
             newest[manifest.line] = place
     return sorted(ordered, key=lambda place: place in newest.values())
-
-
-def _of_part(
-    manifests: Mapping[Place, Manifest | None], part: str | None
-) -> dict[Place, Manifest | None]:
-    return {place: m for place, m in manifests.items() if m and part in (None, m.part)}
 
 
 def _manifests(

@@ -34,12 +34,7 @@ from peer.runtime.files import USUAL_FILE
 from peer.training.adapter import merged, write_adapter
 from peer.training.corpus.chats import end_of_answer
 from peer.training.corpus.tokenizer import BYTES, ByteTokenizer, FileTokenizer, Tokenizer
-from peer.training.model import (
-    adapted_checkpoint,
-    model_config,
-    model_shapes,
-    trained_parameters,
-)
+from peer.training.model import adapted_checkpoint, model_config, model_shapes, trained_parameters
 from protocol.content.samples import Float32Vector
 from protocol.run.families import FAMILIES
 from protocol.run.layout import Layout, stage_layers

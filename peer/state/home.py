@@ -124,7 +124,6 @@ class Home:
         self.next_part_path = self.root / "next-part"
         self.successor_path = self.root / "successor"
         self.incarnation_path = self.root / "incarnation"
-        self.config_path = self.root / "peer.toml"
         self.lock_path = self.root / "lock"
         self._lock = -1
         self._sockets: Path | None = None
@@ -214,7 +213,7 @@ class Home:
         return max(0.0, time.monotonic() - since_s) if isinstance(since_s, float) else 0.0
 
     def holder(self) -> Mapping[str, Any]:
-        """What the holder wrote: `pid`, `control` (its socket), `since_s`. Empty when unknown."""
+        """The holder's words: `pid`, `control` (its socket), `since_s`. Empty when unknown."""
         try:
             about = json.loads(self.lock_path.read_bytes())
         except (OSError, ValueError):

@@ -133,7 +133,7 @@ class Pins:
 
     @property
     def cure(self) -> str:
-        """What a user does to have another id believed."""
+        """Advice for a user who wants another id believed."""
         removed = f", remove its line from {self._path} and" if self._path else ","
         return f"if that is right{removed} join again"
 

@@ -105,7 +105,7 @@ class Scheduler:
         return sum(request.item == item for request in self._asked)
 
     def next_requests(self, at_most: int = MAX_ASKED, of: str | None = None) -> list[Request]:
-        """What is to be asked for now; it counts as asked.
+        """The requests to be sent now; they count as asked.
 
         Args:
             at_most: items on their way, those asked before included.

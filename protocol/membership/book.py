@@ -40,6 +40,8 @@ over, each within a bound; never with all peers that were seen.
 import ipaddress
 import math
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -123,6 +125,15 @@ class Budget:
             and self._by_peer[peer_id] < self._shares.per_peer
             and (prefix is None or self._by_prefix[prefix] < self._shares.per_prefix)
         )
+
+    @contextmanager
+    def held(self, peer_id: str, address: str) -> Iterator[None]:
+        """Hold a place while the block lasts."""
+        self._add(peer_id, address, 1)
+        try:
+            yield
+        finally:
+            self._add(peer_id, address, -1)
 
     def take(self, peer_id: str, address: str = "") -> None:
         self._add(peer_id, address, 1)

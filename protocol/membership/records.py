@@ -138,17 +138,10 @@ def encode_record(record: PeerRecord, key: bytes, sign: Sign) -> bytes:
     return body + sign(_signed_bytes(place_of(key), record.peer_id, body))
 
 
-def decode_record(
-    key: bytes, subkey: str, value: bytes, verify: Verify = verify_with_peer_id
-) -> PeerRecord:
-    """The record in a value found under (key, subkey). Raises RemoteProtocolError."""
-    return decode_record_at(place_of(key), subkey, value, verify)
-
-
 def decode_record_at(
     place: bytes, subkey: str, value: bytes, verify: Verify = verify_with_peer_id
 ) -> PeerRecord:
-    """The same, by the key's place (20 bytes) alone."""
+    """The record in a value found under a key's place and a subkey. Raises RemoteProtocolError."""
     if not SIGNATURE_BYTES < len(value) <= MAX_RECORD_BYTES:
         raise RemoteProtocolError(
             f"a record of {len(value)} bytes; at most {MAX_RECORD_BYTES} are allowed"

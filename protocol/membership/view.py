@@ -164,14 +164,12 @@ class Roster:
         incarnation: int,
         progress: Progress,
         rtt_s: float | None = None,
-    ) -> bool:
-        """A beat, which counts for more than a greeting (`heeded`); whether it was taken in."""
-        if not self.heard(now_s, peer_id, incarnation, progress=progress, rtt_s=rtt_s):
-            return False
-        known = self._members[peer_id]
-        first_s = min(known.first_beat_s, now_s)
-        self._members[peer_id] = replace(known, beats=known.beats + 1, first_beat_s=first_s)
-        return True
+    ) -> None:
+        """A beat, which counts for more than a greeting (`heeded`)."""
+        if self.heard(now_s, peer_id, incarnation, progress=progress, rtt_s=rtt_s):
+            known = self._members[peer_id]
+            first_s = min(known.first_beat_s, now_s)
+            self._members[peer_id] = replace(known, beats=known.beats + 1, first_beat_s=first_s)
 
     def record(self, record: PeerRecord) -> bool:
         """A directory record: a life that once was, and where; whether it told anything new."""

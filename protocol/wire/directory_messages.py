@@ -31,7 +31,7 @@ class NearNode(Struct, frozen=True, array_like=True):
 
 
 class FindRecords(Message, frozen=True, tag="find_records"):
-    """What do you keep at this place, and who is nearer to it?"""
+    """Asks for the records at this place, and for nodes nearer to it."""
 
     place: Place
 

@@ -1,4 +1,4 @@
-"""What peers say to each other on `/loco/fragment/1`; the codec stands in messages.py.
+"""Messages of `/loco/fragment/1`; the codec stands in messages.py.
 
 Bulk goes one way: each peer opens one lasting stream to each other one for what it has to send, in
 order: contributions to owners, results to all, its stamps when a cycle is over. Questions are asked
@@ -67,11 +67,23 @@ class Stamp(Struct, frozen=True):
 ChunkStamps = Annotated[tuple[Stamp, ...], OfChunks]
 
 
-class Contribution(Message, frozen=True, tag="contribution"):
+class OfFragment(Message, frozen=True):
+    """About a fragment of a group, as most of these are."""
+
+    group: Digest
+    fragment: FragmentIndex
+
+
+class OfCycle(OfFragment, frozen=True):
+    """About one send of it."""
+
+    cycle: Count
+
+
+class Contribution(OfCycle, frozen=True, tag="contribution"):
     """The codes of those chunks that the receiver owns follow, in the order of `stamps`.
 
     Attributes:
-        cycle: which send of the fragment.
         weight: 0 says that nothing will come (and no codes follow).
         steps, tokens: trained since the fragment's last send.
         stamps: what the codes are differences from.
@@ -82,9 +94,6 @@ class Contribution(Message, frozen=True, tag="contribution"):
 
     max_payload_bytes = limits.MAX_PAYLOAD_BYTES
 
-    group: Digest
-    fragment: FragmentIndex
-    cycle: Count
     weight: Weight
     steps: Count
     tokens: Count
@@ -104,7 +113,7 @@ class Contribution(Message, frozen=True, tag="contribution"):
         return next(named, None)
 
     def length(self, chunk: int) -> float:
-        """What is told of the length of the codes of a chunk, which is there."""
+        """The length that is told of the codes of a chunk, which is there."""
         place = self.place(chunk)
         assert place is not None
         return self.lengths[place]
@@ -181,8 +190,8 @@ class ResultRank:
         return (-self.weight, self.digest) < (-other.weight, other.digest)
 
 
-class Result(Message, frozen=True, tag="result"):
-    """What an owner made of the contributions to its chunks; the codes of `carried` follow.
+class Result(OfCycle, frozen=True, tag="result"):
+    """An owner's averages of the contributions to its chunks; the codes of `carried` follow.
 
     Attributes:
         incarnation: the life of the owner that signs it; each signs one for a fragment and cycle.
@@ -194,9 +203,6 @@ class Result(Message, frozen=True, tag="result"):
 
     max_payload_bytes = limits.MAX_PAYLOAD_BYTES
 
-    group: Digest
-    fragment: FragmentIndex
-    cycle: Count
     owner: PeerIdText
     incarnation: Count
     contributors: Annotated[tuple[PeerIdText, ...], OfContributors]
@@ -230,28 +236,18 @@ def signed_result(unsigned: Result, sign: Callable[[bytes], bytes]) -> Result:
     return replace(unsigned, signature=sign(signed_bytes(unsigned)))
 
 
-class FragmentSettled(Message, frozen=True, tag="fragment_settled"):
+class FragmentSettled(OfCycle, frozen=True, tag="fragment_settled"):
     """The sender is through with this cycle of the fragment; the digest is of all its stamps."""
 
-    group: Digest
-    fragment: FragmentIndex
-    cycle: Count
     digest: ShortDigest
 
 
-class NoResult(Message, frozen=True, tag="no_result"):
+class NoResult(OfCycle, frozen=True, tag="no_result"):
     """The sender has nothing to give for its chunks of this cycle: do not wait for it."""
 
-    group: Digest
-    fragment: FragmentIndex
-    cycle: Count
 
-
-class GetStamps(Message, frozen=True, tag="get_stamps"):
+class GetStamps(OfFragment, frozen=True, tag="get_stamps"):
     """Which states are your chunks of this fragment in?"""
-
-    group: Digest
-    fragment: FragmentIndex
 
 
 class Stamps(Message, frozen=True, tag="stamps"):
@@ -262,20 +258,15 @@ class Stamps(Message, frozen=True, tag="stamps"):
     cycles: Annotated[tuple[Cycle, ...], OfChunks]
 
 
-class GetResult(Message, frozen=True, tag="get_result"):
+class GetResult(OfCycle, frozen=True, tag="get_result"):
     """Send me the result that you applied to this chunk in this cycle."""
 
-    group: Digest
-    fragment: FragmentIndex
-    cycle: Count
     chunk: ChunkIndex
 
 
-class GetChunkState(Message, frozen=True, tag="get_chunk_state"):
+class GetChunkState(OfFragment, frozen=True, tag="get_chunk_state"):
     """Send me this chunk as you have it."""
 
-    group: Digest
-    fragment: FragmentIndex
     chunk: ChunkIndex
 
 
@@ -290,12 +281,9 @@ class ChunkStateReply(Message, frozen=True, tag="chunk_state"):
 
 
 # --- audits ---------------------------------------------------------------------------------------
-class GetOpening(Message, frozen=True, tag="get_opening"):
+class GetOpening(OfCycle, frozen=True, tag="get_opening"):
     """Show me this leaf of all that your result for this chunk was made of."""
 
-    group: Digest
-    fragment: FragmentIndex
-    cycle: Count
     chunk: ChunkIndex
     leaf: Annotated[int, Meta(ge=0, lt=1 << 32)]
 
@@ -306,12 +294,9 @@ class Opening(Message, frozen=True, tag="opening"):
     max_payload_bytes = limits.MAX_EVIDENCE_BYTES
 
 
-class Doubt(Message, frozen=True, tag="doubt"):
+class Doubt(OfCycle, frozen=True, tag="doubt"):
     """The owner of this result does not open it to the sender; see for yourselves."""
 
-    group: Digest
-    fragment: FragmentIndex
-    cycle: Count
     owner: PeerIdText
 
 

@@ -52,23 +52,8 @@ from typing import Annotated, Any, Final, TypeVar, Union, get_args
 import msgspec
 from msgspec import Meta, Struct, structs
 
+from protocol import limits
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.limits import (
-    MAX_ADDRESS_CHARS,
-    MAX_DIAL_BACK_ADDRESSES,
-    MAX_FRAGMENTS,
-    MAX_FRAGMENTS_FREE,
-    MAX_HEADER_BYTES,
-    MAX_PAYLOAD_BYTES,
-    MAX_PEERS_PER_EXCHANGE,
-    MAX_RECORD_ADDRESSES,
-    MAX_STAGES,
-    MAX_STATEMENT_BYTES,
-    MAX_STATEMENTS_PER_MESSAGE,
-    MAX_STRIPES,
-    PIECE_BYTES,
-    RUN_SECRET_BYTES,
-)
 from protocol.names import printable
 from protocol.outcomes import RefusalReason
 
@@ -100,9 +85,13 @@ Protocols = Annotated[
     tuple[Annotated[str, matching(r"[a-z][a-z0-9-]*/[1-9][0-9]{0,5}", 64)], ...],
     Meta(max_length=32),
 ]
-Secret = Annotated[bytes, Meta(min_length=RUN_SECRET_BYTES, max_length=RUN_SECRET_BYTES)]
-Stripes = Annotated[int, Meta(ge=0, le=MAX_STRIPES)]
-TriedAddresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_DIAL_BACK_ADDRESSES), APART]
+Secret = Annotated[
+    bytes, Meta(min_length=limits.RUN_SECRET_BYTES, max_length=limits.RUN_SECRET_BYTES)
+]
+Stripes = Annotated[int, Meta(ge=0, le=limits.MAX_STRIPES)]
+TriedAddresses = Annotated[
+    tuple[Address, ...], Meta(max_length=limits.MAX_DIAL_BACK_ADDRESSES), APART
+]
 
 
 # --- hello ----------------------------------------------------------------------------------------
@@ -132,7 +121,7 @@ class Hello(Message, frozen=True, tag="hello"):
     layout_digest: Digest | None
     group: Digest | None = None
     step: Count = 0
-    pass_shown: Annotated[bytes, Meta(max_length=MAX_STATEMENT_BYTES)] = b""
+    pass_shown: Annotated[bytes, Meta(max_length=limits.MAX_STATEMENT_BYTES)] = b""
 
     def __post_init__(self) -> None:
         check_printable("software", self.software)
@@ -157,7 +146,7 @@ class Free(Struct, frozen=True):
         round: the sender's own number of what it wants averaged.
     """
 
-    fragment: Annotated[int, Meta(ge=0, lt=MAX_FRAGMENTS)]
+    fragment: Annotated[int, Meta(ge=0, lt=limits.MAX_FRAGMENTS)]
     round: Count
     step: Count
 
@@ -172,7 +161,7 @@ class AveragedWith(Struct, frozen=True):
 class LossOfDomain(Struct, frozen=True):
     """The loss of the sender of a beat on the held-out blocks of an expert of this number."""
 
-    domain: Annotated[int, Meta(ge=0, lt=MAX_STAGES)]
+    domain: Annotated[int, Meta(ge=0, lt=limits.MAX_STAGES)]
     loss: NonNegative
 
 
@@ -213,12 +202,12 @@ class Beat(Message, frozen=True, tag="beat"):
     swarm_time_s: Seconds
     received_bytes: Count = 0
     may_send_bytes_per_s: NonNegative | None = None
-    free: Annotated[tuple[Free, ...], Meta(max_length=MAX_FRAGMENTS_FREE), APART] = ()
+    free: Annotated[tuple[Free, ...], Meta(max_length=limits.MAX_FRAGMENTS_FREE), APART] = ()
     ended: bool = False
     group: Digest | None = None
     validation_loss: NonNegative | None = None
-    met: Annotated[tuple[AveragedWith, ...], Meta(max_length=MAX_FRAGMENTS_FREE), APART] = ()
-    losses: Annotated[tuple[LossOfDomain, ...], Meta(max_length=MAX_STAGES), APART] = ()
+    met: Annotated[tuple[AveragedWith, ...], Meta(max_length=limits.MAX_FRAGMENTS_FREE), APART] = ()
+    losses: Annotated[tuple[LossOfDomain, ...], Meta(max_length=limits.MAX_STAGES), APART] = ()
 
 
 class PeerEntry(Struct, frozen=True):
@@ -231,13 +220,13 @@ class PeerEntry(Struct, frozen=True):
 
 def peer_entry(peer_id: str, incarnation: int, addresses: tuple[str, ...]) -> PeerEntry:
     """An entry with the first, which are the best, of the addresses."""
-    return PeerEntry(peer_id, incarnation, addresses[:MAX_RECORD_ADDRESSES])
+    return PeerEntry(peer_id, incarnation, addresses[: limits.MAX_RECORD_ADDRESSES])
 
 
 class PeerList(Message, frozen=True, tag="peers"):
     """Peers that the sender knows to be alive."""
 
-    peers: Annotated[tuple[PeerEntry, ...], Meta(max_length=MAX_PEERS_PER_EXCHANGE), APART]
+    peers: Annotated[tuple[PeerEntry, ...], Meta(max_length=limits.MAX_PEERS_PER_EXCHANGE), APART]
 
 
 class Statements(Message, frozen=True, tag="statements"):
@@ -249,8 +238,8 @@ class Statements(Message, frozen=True, tag="statements"):
     """
 
     statements: Annotated[
-        tuple[Annotated[bytes, Meta(max_length=MAX_STATEMENT_BYTES)], ...],
-        Meta(max_length=MAX_STATEMENTS_PER_MESSAGE),
+        tuple[Annotated[bytes, Meta(max_length=limits.MAX_STATEMENT_BYTES)], ...],
+        Meta(max_length=limits.MAX_STATEMENTS_PER_MESSAGE),
         APART,
     ]
     secret: Secret | None = None
@@ -345,7 +334,7 @@ class Vector(Message, frozen=True, tag="vector"):
             travels; 0 for the codes themselves.
     """
 
-    max_payload_bytes = MAX_PAYLOAD_BYTES
+    max_payload_bytes = limits.MAX_PAYLOAD_BYTES
 
     exchange: Digest
     steps: Count
@@ -366,7 +355,7 @@ class Received(Message, frozen=True, tag="received"):
 class Misread(Message, frozen=True, tag="misread"):
     """These blocks of the packed vector could not be read: a bit map of all blocks follows."""
 
-    max_payload_bytes = MAX_PAYLOAD_BYTES
+    max_payload_bytes = limits.MAX_PAYLOAD_BYTES
 
     exchange: Digest
 
@@ -374,7 +363,7 @@ class Misread(Message, frozen=True, tag="misread"):
 class Blocks(Message, frozen=True, tag="blocks"):
     """The codes of the misread blocks follow, without scales, as they are."""
 
-    max_payload_bytes = MAX_PAYLOAD_BYTES
+    max_payload_bytes = limits.MAX_PAYLOAD_BYTES
 
     exchange: Digest
 
@@ -388,13 +377,13 @@ class Join(Message, frozen=True, tag="join"):
 class Piece(Message, frozen=True, tag="piece"):
     """The sender's codes from this byte on follow, as many as make a piece (pieces.py)."""
 
-    max_payload_bytes = PIECE_BYTES
+    max_payload_bytes = limits.PIECE_BYTES
 
     start: Count
 
 
 class AskSettled(Message, frozen=True, tag="settle"):
-    """What did you do with our exchange? Asked when it broke before its receipts."""
+    """Asks how our exchange ended, when it broke before its receipts."""
 
     exchange: Digest
 
@@ -425,7 +414,7 @@ class Seen(Message, frozen=True, tag="seen"):
         tried, reached: addresses that were dialled, and those of them where it answered.
     """
 
-    observed: Annotated[str, Meta(max_length=MAX_ADDRESS_CHARS)]
+    observed: Annotated[str, Meta(max_length=limits.MAX_ADDRESS_CHARS)]
     tried: TriedAddresses = ()
     reached: TriedAddresses = ()
 
@@ -434,7 +423,13 @@ class Seen(Message, frozen=True, tag="seen"):
 
 
 # --- the codec ------------------------------------------------------------------------------------
-TYPES: Final = {str(kind.__struct_config__.tag): kind for kind in Message.__subclasses__()}
+def _kinds(base: type[Message]) -> Iterator[type[Message]]:
+    """Those that are said; bases of several are not."""
+    for kind in base.__subclasses__():
+        yield from _kinds(kind) if kind.__subclasses__() else [kind]
+
+
+TYPES: Final = {str(kind.__struct_config__.tag): kind for kind in _kinds(Message)}
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Union[*TYPES.values()]).decode
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
@@ -496,8 +491,10 @@ def decode_message(header: bytes | bytearray | memoryview) -> Message:
         RemoteProtocolError: not msgpack, not a map, an unknown type, or a field (which is named)
             that is missing or wrong.
     """
-    if len(header) > MAX_HEADER_BYTES:
-        raise RemoteProtocolError(f"header of {len(header)} bytes; at most {MAX_HEADER_BYTES}")
+    if len(header) > limits.MAX_HEADER_BYTES:
+        raise RemoteProtocolError(
+            f"header of {len(header)} bytes; at most {limits.MAX_HEADER_BYTES}"
+        )
     try:
         message: Message = _decode(header)
     except _UNREADABLE as error:

@@ -202,7 +202,7 @@ Notice = Announcement | Lost
 
 # --- what is planned from -------------------------------------------------------------------------
 class GetLinks(Message, frozen=True, tag="get_links"):
-    """What have you measured?"""
+    """Asks for the links that the other has measured."""
 
 
 class LinksReply(Message, frozen=True, tag="links"):

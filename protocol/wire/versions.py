@@ -45,7 +45,7 @@ def version_sentence(
     other_software: str,
     required: Iterable[str],
 ) -> str:
-    """What two peers do not share, and what to install; for the user of the first of them."""
+    """The conversations that two peers do not share, and a cure; for the user of the first."""
     yours, others = tuple(yours), tuple(others)
     names = missing(yours, others, required)
     cure = _cure(yours, others, names, your_software, other_software)

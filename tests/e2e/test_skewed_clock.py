@@ -11,7 +11,7 @@ from swarm import Peer, Swarm, all_averaging, ending
 from peer.network.directory import open_hivemind_directory
 from peer.observe.event_names import EventName
 from protocol.membership.group import Group
-from protocol.membership.records import decode_record, record_key
+from protocol.membership.records import decode_record_at, place_of, record_key
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.e2e]
 
@@ -72,5 +72,5 @@ async def in_the_directory(member: Peer, peers: list[Peer], folder: Path) -> Non
             with trio.fail_after(FOUND_S):
                 while found is None:
                     found = (await directory.get(key)).get(peer.peer_id)
-            record = decode_record(key, peer.peer_id, found)
+            record = decode_record_at(place_of(key), peer.peer_id, found)
             assert 0 < record.expires_s - time.time() < RECORD_S + LEFT_S

@@ -15,7 +15,6 @@ from protocol.limits import (
 )
 from protocol.membership.records import (
     PeerRecord,
-    decode_record,
     decode_record_at,
     encode_record,
     place_of,
@@ -61,7 +60,7 @@ def test_what_is_encoded_is_decoded_within_the_bound(incarnation, texts, expires
     record = PeerRecord(PEER, incarnation, tuple(texts), expires_s)
     value = encode_record(record, KEY, PRIVATE.sign)
     assert len(value) <= MAX_RECORD_BYTES
-    decoded = decode_record(KEY, PEER, value)
+    decoded = decode_record_at(place_of(KEY), PEER, value)
     assert decoded.addresses[0] == texts[0]
     assert set(decoded.addresses) <= set(texts)
     assert len(decoded.addresses) <= MAX_RECORD_ADDRESSES
@@ -110,19 +109,19 @@ def test_few_bytes_that_are_a_long_text_are_no_address(again):
             read(form)
     body = msgpack.packb([1, 7, [data], 1.75e9])
     with pytest.raises(RemoteProtocolError, match="cannot be read"):
-        decode_record(KEY, PEER, _sealed(body))
+        decode_record_at(place_of(KEY), PEER, _sealed(body))
 
 
 @given(st.binary(max_size=300))
 def test_garbage_is_refused(value):
     with pytest.raises(RemoteProtocolError):
-        decode_record(KEY, PEER, value)
+        decode_record_at(place_of(KEY), PEER, value)
 
 
 @given(st.binary(max_size=MAX_RECORD_BYTES - 64))
 def test_garbage_with_a_valid_signature_is_refused_all_the_same(body):
     with pytest.raises(RemoteProtocolError):
-        decode_record(KEY, PEER, _sealed(body))
+        decode_record_at(place_of(KEY), PEER, _sealed(body))
 
 
 json_like = st.recursive(
@@ -143,7 +142,7 @@ def test_well_formed_lists_with_wrong_contents_are_refused_or_sound(incarnation,
     if len(body) > MAX_RECORD_BYTES - 64:
         return
     with pytest.raises(RemoteProtocolError):
-        decode_record(KEY, PEER, _sealed(body))
+        decode_record_at(place_of(KEY), PEER, _sealed(body))
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
@@ -151,7 +150,7 @@ def test_each_changed_byte_is_noticed(position, change):
     value = bytearray(encode_record(RECORD, KEY, PRIVATE.sign))
     value[position % len(value)] ^= change
     with pytest.raises(RemoteProtocolError):
-        decode_record(KEY, PEER, bytes(value))
+        decode_record_at(place_of(KEY), PEER, bytes(value))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +160,7 @@ def test_each_changed_byte_is_noticed(position, change):
 def test_a_record_counts_only_for_its_own_key_and_peer(key, subkey):
     value = encode_record(RECORD, KEY, PRIVATE.sign)
     with pytest.raises(RemoteProtocolError):
-        decode_record(key, subkey, value)
+        decode_record_at(place_of(key), subkey, value)
     assert valid_record_at(place_of(key), subkey, value) is None
 
 
@@ -169,12 +168,12 @@ def test_a_record_counts_only_for_its_own_key_and_peer(key, subkey):
 def test_a_name_that_is_no_peer_id_is_refused_before_it_is_signed_bytes(subkey):
     value = encode_record(RECORD, KEY, PRIVATE.sign)
     with pytest.raises(RemoteProtocolError, match="no peer id"):
-        decode_record(KEY, subkey, value)
+        decode_record_at(place_of(KEY), subkey, value)
 
 
 def test_a_signature_by_another_key_is_refused():
     with pytest.raises(RemoteProtocolError, match="signature"):
-        decode_record(KEY, PEER, encode_record(RECORD, KEY, OTHER.sign))
+        decode_record_at(place_of(KEY), PEER, encode_record(RECORD, KEY, OTHER.sign))
 
 
 def test_the_place_alone_is_enough_to_check():
@@ -185,23 +184,23 @@ def test_the_place_alone_is_enough_to_check():
 
 def test_a_second_encoding_of_the_same_record_is_refused():
     body = msgpack.packb([1, 7, [address_to_bytes("/ip4/1.2.3.4/tcp/5")], 1.75e9])
-    assert decode_record(KEY, PEER, _sealed(body)).incarnation == 7
+    assert decode_record_at(place_of(KEY), PEER, _sealed(body)).incarnation == 7
     longer = body[:2] + b"\xcc\x07" + body[3:]  # the incarnation as a one-byte uint
     with pytest.raises(RemoteProtocolError, match="canonical"):
-        decode_record(KEY, PEER, _sealed(longer))
+        decode_record_at(place_of(KEY), PEER, _sealed(longer))
 
 
 def test_as_many_addresses_as_fit_best_first():
     long = tuple(f"/dns4/{letter * 60}/tcp/1" for letter in "abc")
     record = PeerRecord(PEER, 1, (*long[:1], "/unix/no", *long[1:], "/ip4/1.2.3.4/tcp/5"), 1.75e9)
-    decoded = decode_record(KEY, PEER, encode_record(record, KEY, PRIVATE.sign))
+    decoded = decode_record_at(place_of(KEY), PEER, encode_record(record, KEY, PRIVATE.sign))
     assert decoded.addresses == (long[0], "/ip4/1.2.3.4/tcp/5")
 
 
 def test_the_own_peer_id_is_not_carried_twice():
     record = PeerRecord(PEER, 1, (f"/ip4/1.2.3.4/tcp/5/p2p/{PEER}",), 1.75e9)
     value = encode_record(record, KEY, PRIVATE.sign)
-    assert decode_record(KEY, PEER, value).addresses == ("/ip4/1.2.3.4/tcp/5",)
+    assert decode_record_at(place_of(KEY), PEER, value).addresses == ("/ip4/1.2.3.4/tcp/5",)
 
 
 @pytest.mark.parametrize("texts", [(), ("/unix/a",), (f"/dns4/{'a' * 200}/tcp/1",), ("nonsense",)])

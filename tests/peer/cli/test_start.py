@@ -84,7 +84,7 @@ def config_of(home: Home) -> PeerConfig:
 
 def daemon_of(config: PeerConfig, home: Home) -> _Daemon:
     spare: Any = None
-    return _Daemon(config, home, spare, trio.Event())
+    return _Daemon(config, home, spare, trio.Event(), lambda _: False)
 
 
 def keep_a_checkpoint(home: Home) -> None:

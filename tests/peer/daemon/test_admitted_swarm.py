@@ -8,6 +8,7 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.membership import PUBLISH_EVERY_S
 from peer.network.conversation import Conversation
+from peer.network.simulated import SimulatedDirectory
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import DEFAULT_MACHINE, identity_of, open_swarm
@@ -175,7 +176,7 @@ async def test_strangers_get_nothing_and_find_nothing(tmp_path):
             assert told.reason is RefusalReason.NOT_ADMITTED
             assert facts.run_id not in told.sentence
         async with swarm.internet.open_network(swarm_id(swarm, "x")):
-            directory = swarm.directory.directory(swarm_id(swarm, "x"), 0.0)
+            directory = SimulatedDirectory(swarm.directory, swarm_id(swarm, "x"))
             swarm.directory.connect(swarm_id(swarm, "x"), swarm["a"].peer_id)
             await trio.sleep(PUBLISH_EVERY_S)
             named = await door(swarm, "b").directory_name(facts.group)

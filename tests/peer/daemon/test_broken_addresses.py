@@ -14,7 +14,6 @@ from test_reaching import nodes
 
 from peer.daemon.outside import ASK_UNKNOWN_EVERY_S, Reaching
 from peer.network.conversation import Conversation
-from peer.network.simulated import _Entry
 from peer.observe.event_names import EventName
 from peer.runtime import Network, Stream
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
@@ -22,6 +21,7 @@ from protocol.address import multiaddr
 from protocol.membership import records
 from protocol.membership.dial_back import Reach
 from protocol.membership.group import Group
+from protocol.membership.record_table import RecordTable
 from protocol.membership.records import PeerRecord, encode_record, record_key
 from protocol.wire.messages import PeerEntry, PeerList, Seen, Whereabouts
 
@@ -118,9 +118,9 @@ def test_in_a_directory_record(tmp_path, monkeypatch, binary, fault):
         with monkeypatch.context() as patch:
             patch.setattr(records, "address_to_bytes", lambda _: binary)
             value = encode_record(record, key, LIAR.sign)
-        entry = _Entry(value, expires_s, a.peer_id)
-        assert not swarm.directory.keep(key, LIAR.peer_id, entry)
-        swarm.directory._table.setdefault(key, {})[LIAR.peer_id] = entry
+        assert not swarm.directory.keep(key, LIAR.peer_id, value)
+        swarm.directory.connect(a.peer_id, LIAR.peer_id)
+        monkeypatch.setattr(RecordTable, "at", lambda *_: {LIAR.peer_id: value})
         assert (await a.directory.get(key))[LIAR.peer_id] == value
         await trains_on(swarm)
         assert a.roster.get(LIAR.peer_id) is None

@@ -10,7 +10,7 @@ import trio
 from peer.network.directory import open_hivemind_directory
 from peer.network.identity import Identity
 from peer.network.libp2p import open_libp2p_network
-from peer.network.simulated import SimulatedDhtWorld
+from peer.network.simulated import SimulatedDhtWorld, SimulatedDirectory
 from protocol.membership.records import PeerRecord, encode_record
 
 ADDRESS = "/ip4/203.0.113.5/tcp/4001"
@@ -44,7 +44,7 @@ class SimulatedWorld:
 
     async def peer(self, number, clock_skew_s=0.0):
         identity = Identity(bytes([number]) * 32)
-        directory = self._dht.directory(identity.peer_id, clock_skew_s)
+        directory = SimulatedDirectory(self._dht, identity.peer_id, clock_skew_s)
         if self._first:
             await directory.add_peers([f"{ADDRESS}/p2p/{self._first}"])
         self._first = self._first or identity.peer_id

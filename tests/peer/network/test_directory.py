@@ -4,7 +4,7 @@ import pytest
 import trio.testing
 from directory_worlds import SimulatedWorld, eventually, real_world
 
-from protocol.membership.records import decode_record, record_keys
+from protocol.membership.records import decode_record_at, place_of, record_keys
 
 KEY, OTHER_KEY = record_keys("run")[:2]
 
@@ -35,7 +35,7 @@ async def test_what_one_stores_another_finds(clock, world):
     value = await first.announce(KEY)
     assert await second.directory.get(KEY) == {first.peer_id: value}
     assert await first.directory.get(KEY) == {first.peer_id: value}
-    assert decode_record(KEY, first.peer_id, value).incarnation == 1
+    assert decode_record_at(place_of(KEY), first.peer_id, value).incarnation == 1
 
 
 async def test_nothing_is_found_under_an_unused_key(clock, world):

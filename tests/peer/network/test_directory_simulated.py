@@ -5,7 +5,7 @@ import trio
 from directory_worlds import ADDRESS, Peer
 
 from peer.network.identity import Identity
-from peer.network.simulated import SimulatedDhtWorld
+from peer.network.simulated import SimulatedDhtWorld, SimulatedDirectory
 from protocol.limits import RECORDS_OF_SHARD
 from protocol.membership.records import record_keys
 
@@ -16,7 +16,7 @@ async def _swarm(world, num_peers):
     peers = []
     for number in range(num_peers):
         identity = Identity((number + 1).to_bytes(32, "big"))
-        peers.append(Peer(identity, world.directory(identity.peer_id)))
+        peers.append(Peer(identity, SimulatedDirectory(world, identity.peer_id)))
         await peers[-1].directory.add_peers([f"{ADDRESS}/p2p/{peers[0].peer_id}"])
     return peers
 
@@ -51,7 +51,7 @@ async def test_latency_passes_in_virtual_time(autojump_clock):
 async def test_peers_find_each_other_only_once_they_are_connected(autojump_clock):
     world = SimulatedDhtWorld(1)
     first, second = (
-        Peer(identity, world.directory(identity.peer_id))
+        Peer(identity, SimulatedDirectory(world, identity.peer_id))
         for identity in (Identity(bytes([n]) * 32) for n in (1, 2))
     )
     await first.announce(KEY)
