@@ -89,7 +89,7 @@ class ChunkAverages:
         shares = self._shares([each.length(chunk) for each in told])
         nesterov.average_codes(
             [
-                _weighted(codes[peer_id], share)
+                nesterov.WeightedCodes(codes_as_tensor(codes[peer_id]), share)
                 for peer_id, share in zip(contributors, shares, strict=True)
             ],
             self._outer.codec,
@@ -133,10 +133,6 @@ class ChunkAverages:
         return signed_result(unsigned, self._sign)
 
 
-def _weighted(codes: memoryview, share: float) -> nesterov.WeightedCodes:
-    return nesterov.WeightedCodes(codes_as_tensor(codes), MAX_CONTRIBUTION_WEIGHT, share)
-
-
 # --- leaf average ---------------------------------------------------------------------------------
 def leaf_average(
     codec: Codec, num_values: int, opened: Sequence[audits.OpenedLeaf], *, trims: bool
@@ -146,7 +142,7 @@ def leaf_average(
     Raises RemoteProtocolError: codes that are malformed: no owner may take them.
     """
     size = codec.code_bytes(num_values)
-    weighted = [_weighted(memoryview(bytearray(codes)), share) for codes, share in opened]
+    weighted = [nesterov.WeightedCodes(codes_as_tensor(codes), share) for codes, share in opened]
     if any(len(each.codes) != size or not codec.validate(each.codes) for each in weighted):
         raise RemoteProtocolError("a contribution whose codes are malformed")
     out = torch.empty(size, dtype=torch.uint8)
