@@ -250,11 +250,6 @@ class Line:
         self._read: Counter[int] = Counter()
         self._released: set[int] = set()
 
-    @property
-    def num_free(self) -> int:
-        """Inbound slots that nobody fills or reads."""
-        return self._free.statistics().current_buffer_used
-
     def send(self, command: StageCommand) -> None:
         """Queue a command, or take an inbound slot back; there are never more than slots allow.
 

@@ -77,6 +77,8 @@ from protocol.limits import (
     MAX_CONVICTED,
     MAX_EVIDENCE_BYTES,
     MAX_KEPT_EVIDENCE_BYTES,
+    MAX_REMEMBERED,
+    forget_oldest,
 )
 from protocol.outcomes import AuditOutcome
 from protocol.plausible import contribution_shares
@@ -91,7 +93,7 @@ from protocol.wire.fragment_messages import (
 from protocol.wire.messages import decode_message, encode_message
 
 from .commands import Audit, Convict, Parts
-from .peers import Context, forget_oldest
+from .peers import Context
 
 AUDITS_PER_RESULT: Final = 2.0
 """How many of the others audit a result, on the average: with one, two lies of five are not seen
@@ -127,7 +129,7 @@ def pack_opening(opened: Iterable[tuple[Contribution, bytes, bytes]]) -> bytes:
 
 
 def check_opening(leaf: Leaf, opening: bytes) -> list[OpenedLeaf]:
-    """What the leaf of a genuine result was made of, in the order of the sum.
+    """The contributions to the leaf of a genuine result, in the order of the sum.
 
     Raises RemoteProtocolError: it is not what the result names; nothing follows from it.
     """
@@ -181,7 +183,7 @@ class Evidence:
         return msgspec.msgpack.encode(body)
 
     def checked(self, count: int) -> list[OpenedLeaf]:
-        """What the leaf, one of `count` of the chunk, must follow from.
+        """The contributions that the leaf, one of `count` of the chunk, must follow from.
 
         Raises RemoteProtocolError: the result does not name this; nothing follows from it.
         """
@@ -254,7 +256,7 @@ Key = tuple[int, int, str]
 
 
 class Audits:
-    """What one peer audits, and which owners it believes no more."""
+    """The audits of one peer, and the owners that it believes no more."""
 
     def __init__(self, context: Context, seed: bytes) -> None:
         self._context = context
@@ -280,7 +282,7 @@ class Audits:
         for older in [each for each in self._results if each[::2] == key[::2]]:
             del self._results[older]
         self._results[key] = result, codes
-        forget_oldest(self._results)
+        forget_oldest(self._results, MAX_REMEMBERED)
         draw, _ = self._draw(key)
         if draw * max(1, len(self._peers.others)) < AUDITS_PER_RESULT:
             self._audit(key)
@@ -318,7 +320,7 @@ class Audits:
         if not any(_life(each) == _life(result) for each in kept):
             kept = sorted([*kept, result], key=_life)[-2:]
         self._signed[key] = kept
-        forget_oldest(self._signed)
+        forget_oldest(self._signed, MAX_REMEMBERED)
 
     # --- what comes of it -------------------------------------------------------------------------
     def audited(self, result: Result, outcome: AuditOutcome, proof: bytes) -> None:
@@ -333,7 +335,7 @@ class Audits:
             self.proved(result.owner, proof)
         elif outcome is AuditOutcome.UNOPENED and key not in self._doubted:
             self._doubted[key] = None
-            forget_oldest(self._doubted)
+            forget_oldest(self._doubted, MAX_REMEMBERED)
             self._results.pop(key, None)
             self._peers.note_unopened(*key)
             self._to_all(Doubt(self._group, *key))

@@ -501,7 +501,7 @@ class DataPeerCore(StageCore):
         return [_read(away.check, away.path, filled.slot), filled, *produced]
 
     def read(self, check: Check, relay: str, codes: bytes) -> list[Command]:
-        """What lay in the slot of a `Read`."""
+        """These codes lay in the slot of a `Read`."""
         check.outputs[relay] = codes
         return _compare(check)
 
@@ -513,10 +513,7 @@ class DataPeerCore(StageCore):
 
     # --- losing -----------------------------------------------------------------------------------
     def _find(self, microbatch: Microbatch) -> Away | None:
-        for away in self._away.values():
-            if away.microbatch == microbatch:
-                return away
-        return None
+        return next((away for away in self._away.values() if away.microbatch == microbatch), None)
 
     def _failed(self, away: Away | None, attempt: int, relay: str) -> list[Command]:
         if away is None or attempt != away.attempt or relay not in away.path.relays:

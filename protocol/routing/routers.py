@@ -168,12 +168,8 @@ class PlannedPaths:
 
     snapshot: str
     digest: str
-    iteration_us: int
+    iteration_s: float
     paths: Mapping[str, tuple[Path, ...]]
-
-    @property
-    def iteration_s(self) -> float:
-        return self.iteration_us / US_PER_S
 
 
 def plan_of(snapshot: LinkSnapshot, terms: Terms, visited: int) -> PlannedPaths | None:
@@ -205,7 +201,7 @@ def _told(snapshot: LinkSnapshot, problem: Problem, planned: Planned) -> Planned
         for origin, own in enumerate(plan.paths)
         if plan.stages[origin] == 0
     }
-    return PlannedPaths(snapshot.digest, digest, planned.makespan_us, paths)
+    return PlannedPaths(snapshot.digest, digest, planned.makespan_us / US_PER_S, paths)
 
 
 def _path(plan: Plan, relays: tuple[int, ...], names: list[str], digest: str) -> Path:

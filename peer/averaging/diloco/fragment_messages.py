@@ -23,8 +23,7 @@ from typing import Final, get_args
 import trio
 from msgspec.structs import replace
 
-from peer.codec import Codec, codes_as_tensor, root_mean_square
-from peer.codec.leaves import code_digest
+from peer.codec import Codec, code_digest, codes_as_tensor, root_mean_square
 from peer.network.conversation import Conversation, Payload
 from peer.runtime import Network, PeerId, Work
 from protocol.address.peer_id import Sign
@@ -136,7 +135,7 @@ def length_of(codec: Codec, codes: memoryview, num_values: int) -> float:
 def contribution_of(
     order: Contribute, group: str, outer: OuterFragments, sign: Sign
 ) -> tuple[Contribution, memoryview, Parts]:
-    """What an owner, perhaps we, is sent: with its codes, together and by chunk. Blocking work."""
+    """Our contribution to an owner, perhaps us; its codes, together and by chunk. Blocking work."""
     sent, chunks = order.sent, [stamp.chunk for stamp in order.stamps]
     fragment = sent.fragment
     parts = outer.split_codes(fragment, range(len(outer.fragments[fragment].chunks)), sent.codes)

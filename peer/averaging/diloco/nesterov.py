@@ -106,7 +106,7 @@ class ChunkValues:
 
 @dataclass(frozen=True, slots=True)
 class WeightedCodes:
-    """What one peer sent: valid codes of D_i, which is made `share` times as long."""
+    """Valid codes of one peer's D_i, which is made `share` times as long."""
 
     codes: torch.Tensor
     share: float = 1.0
