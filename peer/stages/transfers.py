@@ -232,8 +232,7 @@ async def _closed_after_failure(talk: Conversation) -> AsyncIterator[Conversatio
     try:
         yield talk
     except BaseException:
-        with trio.CancelScope(shield=True):
-            await talk.aclose()
+        await talk.aclose()
         raise
 
 

@@ -62,11 +62,11 @@ league with their sender. The first and the last move a chunk within what is pla
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import blake3
-import msgpack
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from protocol.errors import RemoteProtocolError
@@ -101,6 +101,10 @@ AUDITS_PER_RESULT: Final = 2.0
 
 
 # --- openings -------------------------------------------------------------------------------------
+PackedLeaf = tuple[bytes, bytes, bytes]
+"""A contribution, its leaf, and the leaf's path."""
+_Opened = Annotated[list[PackedLeaf], Meta(max_length=MAX_CONTRIBUTORS)]
+_Proof = Annotated[list[bytes | int], Meta(max_length=6)]
 OpenedLeaf = tuple[bytes, float]
 """The codes of one contribution's leaf, and how much they count."""
 
@@ -123,9 +127,7 @@ class Leaf:
 
 
 def pack_opening(opened: Iterable[tuple[Contribution, bytes, bytes]]) -> bytes:
-    return msgspec.msgpack.encode(
-        [[encode_message(message), codes, path] for message, codes, path in opened]
-    )
+    return msgspec.msgpack.encode([(encode_message(of), codes, path) for of, codes, path in opened])
 
 
 def check_opening(leaf: Leaf, opening: bytes) -> list[OpenedLeaf]:
@@ -133,7 +135,8 @@ def check_opening(leaf: Leaf, opening: bytes) -> list[OpenedLeaf]:
 
     Raises RemoteProtocolError: it is not what the result names; nothing follows from it.
     """
-    opened, places = _unpacked(opening, MAX_CONTRIBUTORS), leaf.of_chunk.places
+    opened: list[PackedLeaf] = _unpacked(opening, _Opened)
+    places = leaf.of_chunk.places
     if len(opened) != len(places):
         raise RemoteProtocolError("an opening of another number of contributions")
     leaves = [_opened(leaf, each, place) for each, place in zip(opened, places, strict=True)]
@@ -141,13 +144,10 @@ def check_opening(leaf: Leaf, opening: bytes) -> list[OpenedLeaf]:
     return [(codes, share) for (codes, _), share in zip(leaves, shares, strict=True)]
 
 
-def _opened(leaf: Leaf, packed: Any, contributor: int) -> tuple[bytes, float]:
+def _opened(leaf: Leaf, packed: PackedLeaf, contributor: int) -> tuple[bytes, float]:
     """The codes of a contribution's leaf, and its length."""
-    match packed:
-        case [bytes(header), bytes(codes), bytes(path)]:
-            message = decode_message(header)
-        case _:
-            raise RemoteProtocolError("not an opened contribution")
+    header, codes, path = packed
+    message = decode_message(header)
     if not isinstance(message, Contribution):
         raise RemoteProtocolError("not an opened contribution")
     result, of_chunk = leaf.result, leaf.of_chunk
@@ -222,7 +222,7 @@ def contradict(one: Result, other: Result) -> bool:
 
 def read_proof(data: bytes) -> Evidence | Contradiction:
     """Raises RemoteProtocolError: it is none."""
-    match _unpacked(data, 6):
+    match _unpacked(data, _Proof):
         case [bytes(one), bytes(other)]:
             return Contradiction(_result(one), _result(other))
         case [bytes(header), int(chunk), int(index), bytes(codes), bytes(path), bytes(opening)]:
@@ -237,17 +237,14 @@ def _result(header: bytes) -> Result:
     return message
 
 
-def _unpacked(data: bytes, max_items: int) -> list[Any]:
+def _unpacked(data: bytes, kind: Any) -> Any:
     """A list of a stranger's. Raises RemoteProtocolError."""
-    try:
-        found = msgpack.unpackb(
-            data, max_map_len=0, max_ext_len=0, max_array_len=max_items, max_bin_len=len(data)
-        )
-    except Exception as error:  # whatever a stranger's bytes may do to the decoder
-        raise RemoteProtocolError(f"not an opening, and no evidence: {error}") from error
-    if not isinstance(found, list) or len(data) > MAX_EVIDENCE_BYTES:
+    if len(data) > MAX_EVIDENCE_BYTES:
         raise RemoteProtocolError("not an opening, and no evidence")
-    return found
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError(f"not an opening, and no evidence: {error}") from error
 
 
 # --- audits ---------------------------------------------------------------------------------------

@@ -161,10 +161,6 @@ class Asking:
     def __init__(self, blocks: int) -> None:
         self._asked: Marks = np.zeros(blocks, np.bool_)
 
-    @property
-    def blocks(self) -> int:
-        return self._asked.size
-
     def next(self, bad: Marks | None = None) -> Marks | None:
         """The blocks to ask for; None for no more. `bad` is None when the digest alone is wrong."""
         wanted = ~self._asked if bad is None else bad

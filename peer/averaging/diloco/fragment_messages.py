@@ -16,7 +16,7 @@ show them. protocol/diloco/healing.py decides what is asked, and what becomes of
 """
 
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, get_args
 
@@ -97,30 +97,20 @@ class Posts:
     async def _carry(
         self, peer_id: PeerId, box: _Box, take: trio.MemoryReceiveChannel[tuple[Message, Payload]]
     ) -> None:
-        talk: Conversation | None = None
         with box.scope:
-            try:
-                async for message, payload in take:
-                    try:
-                        talk = talk or await self._open(peer_id)
-                        await talk.send(message, payload, stall_s=STALL_S)
-                    except LocoError:
-                        self.lost += 1
-                        await _closed(talk)
-                        talk = None
-            finally:
-                await _closed(talk)
+            async for first in take:  # and of each further stream, after one that broke
+                try:
+                    async with await self._open(peer_id) as talk:
+                        await talk.send(*first, stall_s=STALL_S)
+                        async for message, payload in take:
+                            await talk.send(message, payload, stall_s=STALL_S)
+                except LocoError:
+                    self.lost += 1
 
     async def _open(self, peer_id: PeerId) -> Conversation:
         with trio.move_on_after(STALL_S):
             return Conversation(await self._network.open_stream(peer_id, FRAGMENT))
         raise LocoError(f"{peer_id} did not answer within {STALL_S:.0f} s")
-
-
-async def _closed(talk: Conversation | None) -> None:
-    if talk is not None:
-        with suppress(LocoError):
-            await talk.aclose()
 
 
 # --- our own contributions ------------------------------------------------------------------------

@@ -112,9 +112,10 @@ class Reading:
         if came is self.into:
             facts.plain += self.packs
             return await self._packer.is_right(self.into, self._digest)
-        self._asking = Asking(blocks_of(len(self.into)))
+        blocks = blocks_of(len(self.into))
+        self._asking = Asking(blocks)
         facts.packed += 1
-        facts.blocks += self._asking.blocks
+        facts.blocks += blocks
         try:
             run, vectors = self._packer.work.run, self.vectors
             bad = await run(unpack, came, self._own, self.into, vectors)
