@@ -59,7 +59,7 @@ import blake3
 import numpy as np
 import torch
 
-from peer.codec import BLOCK, TILE, Codec, check_codes
+from peer.codec import BLOCK, TILE, Codec, check_codes, check_values
 from peer.codec.compiled import in_chunks
 
 # --- trimmed mean ---------------------------------------------------------------------------------
@@ -200,12 +200,11 @@ def step_pieces(
     """
     for before, after in pieces:
         _check_state(before, after)
-    numbers = (factors.learning_rate, factors.momentum)
     cuts = [0, *accumulate(before.phi_C.numel() for before, _ in pieces)]
     check_codes(result_codes, codec.code_bytes(cuts[-1]))
     for start, (before, after) in zip(cuts, pieces, strict=False):
         vectors = (before.phi_C, before.v_C, after.phi_C, after.v_C)
-        if not fused_step(result_codes, start, vectors, codec, numbers, keep=keep):
+        if not fused_step(result_codes, start, vectors, codec, factors, keep=keep):
             if keep:
                 before.copy_from(after)
             _step_plainly(before, result_codes, start, codec, factors, after)
@@ -233,12 +232,10 @@ def _step_plainly(
 
 
 def _check_state(before: ChunkValues, after: ChunkValues) -> None:
-    num_values = before.phi_C.numel()
-    for vector in (before.phi_C, before.v_C, after.phi_C, after.v_C):
-        if vector.dtype != torch.float32 or vector.dim() != 1 or not vector.is_contiguous():
-            raise ValueError("phi and v must be contiguous fp32 vectors")
-        if vector.numel() != num_values:
-            raise ValueError(f"vectors of {num_values} and {vector.numel()} values in one step")
+    vectors = (before.phi_C, before.v_C, after.phi_C, after.v_C)
+    sizes = {check_values(vector, "phi or v") for vector in vectors}
+    if len(sizes) > 1:
+        raise ValueError(f"vectors of {sorted(sizes)} values in one step")
 
 
 # --- compiled loops -------------------------------------------------------------------------------
@@ -254,7 +251,7 @@ def fused_step(
     start: int,
     vectors: Vectors,
     codec: Codec,
-    factors: tuple[float, float],
+    factors: NesterovFactors,
     *,
     keep: bool,
 ) -> bool:
@@ -266,7 +263,7 @@ def fused_step(
     if fused is None:
         return False
     arrays = (*fused.codes[0], *(vector.numpy() for vector in vectors))
-    numbers = tuple(map(np.float32, factors))
+    numbers = np.float32(factors.learning_rate), np.float32(factors.momentum)
     in_chunks(
         lambda first, last: fused.kernels.step_blocks(*arrays, numbers, keep, first, last),
         vectors[0].numel() // BLOCK,
