@@ -38,6 +38,7 @@ NOT_FINITE: Final = "not finite: the vector holds a NaN or a value beyond 2**120
 
 
 Array = npt.NDArray[Any]
+CodeBuffer = bytes | bytearray | memoryview | np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +184,11 @@ def decoded_tiles(
         yield start, values
 
 
-def root_mean_square(codes: torch.Tensor, codec: Codec, num_values: int) -> float:
+def root_mean_square(codes: CodeBuffer, codec: Codec, num_values: int) -> float:
     """Infinite where the sum of squares is."""
-    tiles = decoded_tiles([codes], codec, num_values)
-    squares = sum(float(torch.dot(values, values)) for _, (values,) in tiles)
+    squares = 0.0
+    for _, (values,) in decoded_tiles([codes_as_tensor(codes)], codec, num_values):
+        squares += float(torch.dot(values, values))
     return math.sqrt(squares / max(1, num_values))
 
 
@@ -200,9 +202,6 @@ def relative_distance(
         longer = blocks.norm(dim=2).amax(dim=0).clamp_min(torch.finfo(torch.float32).tiny)
         summed += float(((blocks[0] - blocks[1]).norm(dim=1) / longer).sum())
     return summed * BLOCK / max(1, num_values)
-
-
-CodeBuffer = bytes | bytearray | memoryview | np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class _ShownWritable:

@@ -513,7 +513,10 @@ class DataPeerCore(StageCore):
 
     # --- losing -----------------------------------------------------------------------------------
     def _find(self, microbatch: Microbatch) -> Away | None:
-        return next((away for away in self._away.values() if away.microbatch == microbatch), None)
+        for away in self._away.values():
+            if away.microbatch == microbatch:
+                return away
+        return None
 
     def _failed(self, away: Away | None, attempt: int, relay: str) -> list[Command]:
         if away is None or attempt != away.attempt or relay not in away.path.relays:

@@ -265,7 +265,10 @@ class RelayCore(StageCore):
         return self._settle(held.trip.microbatch)
 
     def numbered(self, number: int) -> HeldMicrobatch | None:
-        return next((held for held in self._held.values() if held.number == number), None)
+        for held in self._held.values():
+            if held.number == number:
+                return held
+        return None
 
     def stepped(self, now_s: float) -> list[Command]:
         self._present.stepped(now_s)

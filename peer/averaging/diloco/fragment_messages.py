@@ -119,7 +119,7 @@ NOT_SIGNED = bytes(64)
 
 def length_of(codec: Codec, codes: memoryview, num_values: int) -> float:
     """The length of a contribution to a chunk, as it tells it; codes are valid ones."""
-    return told_length(root_mean_square(codes_as_tensor(codes), codec, num_values))
+    return told_length(root_mean_square(codes, codec, num_values))
 
 
 def contribution_of(

@@ -59,7 +59,7 @@ import blake3
 import numpy as np
 import torch
 
-from peer.codec import BLOCK, TILE, Codec, check_codes, check_values
+from peer.codec import BLOCK, TILE, Codec
 from peer.codec.compiled import in_chunks
 
 # --- trimmed mean ---------------------------------------------------------------------------------
@@ -133,8 +133,7 @@ def average_codes(
         ValueError: lengths do not fit (nothing was written); or the mean is beyond what the codec
             takes (`out_codes` is then undefined).
     """
-    for codes in (out_codes, *(each.codes for each in contributions)):
-        check_codes(codes, codec.code_bytes(num_values))
+    _check_codes([out_codes, *(each.codes for each in contributions)], codec, num_values)
     if len(contributions) == 1:
         out_codes.copy_(contributions[0].codes)
         return
@@ -201,7 +200,7 @@ def step_pieces(
     for before, after in pieces:
         _check_state(before, after)
     cuts = [0, *accumulate(before.phi_C.numel() for before, _ in pieces)]
-    check_codes(result_codes, codec.code_bytes(cuts[-1]))
+    _check_codes([result_codes], codec, cuts[-1])
     for start, (before, after) in zip(cuts, pieces, strict=False):
         vectors = (before.phi_C, before.v_C, after.phi_C, after.v_C)
         if not fused_step(result_codes, start, vectors, codec, factors, keep=keep):
@@ -232,10 +231,12 @@ def _step_plainly(
 
 
 def _check_state(before: ChunkValues, after: ChunkValues) -> None:
-    vectors = (before.phi_C, before.v_C, after.phi_C, after.v_C)
-    sizes = {check_values(vector, "phi or v") for vector in vectors}
-    if len(sizes) > 1:
-        raise ValueError(f"vectors of {sorted(sizes)} values in one step")
+    num_values = before.phi_C.numel()
+    for vector in (before.phi_C, before.v_C, after.phi_C, after.v_C):
+        if vector.dtype != torch.float32 or vector.dim() != 1 or not vector.is_contiguous():
+            raise ValueError("phi and v must be contiguous fp32 vectors")
+        if vector.numel() != num_values:
+            raise ValueError(f"vectors of {num_values} and {vector.numel()} values in one step")
 
 
 # --- compiled loops -------------------------------------------------------------------------------
@@ -310,3 +311,10 @@ def state_digest(pieces: Sequence[ChunkValues], cycle: int, num_steps: int, weig
         digest.update(values.view(np.uint8).data)
     digest.update(struct.pack("<qqq", cycle, num_steps, weight))
     return digest.digest(length=16)
+
+
+def _check_codes(all_codes: Sequence[torch.Tensor], codec: Codec, num_values: int) -> None:
+    expected = codec.code_bytes(num_values)
+    for codes in all_codes:
+        if codes.numel() != expected:
+            raise ValueError(f"codes have {codes.numel()} bytes, expected {expected}")

@@ -20,7 +20,8 @@ last piece is through on another.
 """
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -119,9 +120,15 @@ class Settled:
     exchange_s: float
 
 
-async def open_talk(network: Network, peer_id: PeerId) -> Conversation:
+@asynccontextmanager
+async def open_talk(network: Network, peer_id: PeerId) -> AsyncIterator[Conversation]:
     """A new gossip stream to a peer. Raises StreamLost."""
-    return Conversation(await network.open_stream(peer_id, GOSSIP))
+    stream = await network.open_stream(peer_id, GOSSIP)
+    try:
+        yield Conversation(stream)
+    finally:
+        with trio.move_on_after(1, shield=True):
+            await stream.aclose()
 
 
 # --- stripes --------------------------------------------------------------------------------------
@@ -328,7 +335,7 @@ class ExchangeSession:
 
     async def _settle_once(self) -> ExchangeEvent | None:
         try:
-            async with await open_talk(self._network, self._talk.remote_peer_id) as talk:
+            async with open_talk(self._network, self._talk.remote_peer_id) as talk:
                 await talk.send(AskSettled(self.name), stall_s=STALL_S)
                 answer, _ = await talk.receive(SettledReply)
         except LocoError:
@@ -360,7 +367,7 @@ class ExchangeSession:
 
     async def _carry(self, stripes: Stripes) -> None:
         """Open a stripe, and keep it open until the exchange is over."""
-        async with await open_talk(self._network, self._talk.remote_peer_id) as talk:
+        async with open_talk(self._network, self._talk.remote_peer_id) as talk:
             await talk.send(Join(self.name))
             await stripes.carry(talk)
             await trio.sleep_forever()

@@ -171,7 +171,7 @@ class FinalMeetings:
         partner, proposal = meeting.partner, self._proposal(own, meeting)
         while self._is_present(partner):
             try:
-                async with await open_talk(self._exchanges.network, partner) as talk:
+                async with open_talk(self._exchanges.network, partner) as talk:
                     answer = await self._exchanges.ask(talk, proposal)
                     patience.deadline = math.inf  # an exchange ends by itself
                     return await self._exchanges.lead(talk, own, answer, wait_s)
@@ -223,7 +223,7 @@ class FinalMeetings:
         """Ask a partner that should ask us: it refuses, and says why."""
         proposal = self._proposal(own, meeting)
         try:
-            async with await open_talk(self._exchanges.network, meeting.partner) as talk:
+            async with open_talk(self._exchanges.network, meeting.partner) as talk:
                 await self._exchanges.ask(talk, proposal)
         except Refused as refused:
             if refused.reason is RefusalReason.OTHER_ROSTER:

@@ -180,7 +180,7 @@ class Gossip:
         with trio.CancelScope() as scope:
             self._asking[peer_id, round_] = scope
             try:
-                async with await open_talk(self.exchanges.network, peer_id) as talk:
+                async with open_talk(self.exchanges.network, peer_id) as talk:
                     proposal = self.agreement.proposal(attempt.own)
                     answer = await self.exchanges.ask(talk, proposal)
                     self._do(self._matchmaker.accepted(peer_id, round_))
