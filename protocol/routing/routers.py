@@ -168,8 +168,12 @@ class PlannedPaths:
 
     snapshot: str
     digest: str
-    iteration_s: float
+    iteration_us: int
     paths: Mapping[str, tuple[Path, ...]]
+
+    @property
+    def iteration_s(self) -> float:
+        return self.iteration_us / US_PER_S
 
 
 def plan_of(snapshot: LinkSnapshot, terms: Terms, visited: int) -> PlannedPaths | None:
@@ -201,7 +205,7 @@ def _told(snapshot: LinkSnapshot, problem: Problem, planned: Planned) -> Planned
         for origin, own in enumerate(plan.paths)
         if plan.stages[origin] == 0
     }
-    return PlannedPaths(snapshot.digest, digest, planned.makespan_us / US_PER_S, paths)
+    return PlannedPaths(snapshot.digest, digest, planned.makespan_us, paths)
 
 
 def _path(plan: Plan, relays: tuple[int, ...], names: list[str], digest: str) -> Path:
