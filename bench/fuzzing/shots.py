@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from msgspec.structs import fields, replace
 
 from peer.averaging.diloco.fragment_messages import length_of
-from peer.codec import BLOCK, codes_as_tensor, get_codec
-from peer.codec.leaves import code_digest
+from peer.codec import BLOCK, code_digest, codes_as_tensor, get_codec
 from peer.network.identity import Identity
 from peer.network.relay import HOP, STOP
 from protocol.errors import LocoError

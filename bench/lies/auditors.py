@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from peer.averaging.diloco.averages import audit, opening_of
 from peer.averaging.diloco.outer_fragments import OuterFragments
-from peer.codec import get_codec
-from peer.codec.leaves import code_digest, leaves_of_chunk
+from peer.codec import code_digest, get_codec, leaves_of_chunk
 from peer.network.identity import Identity
 from protocol.diloco.audits import Audits, Leaf
 from protocol.diloco.commands import Audit, Average, Averages, FragmentCommand, GroupSeen

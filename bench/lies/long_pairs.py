@@ -10,7 +10,8 @@ from typing import Final
 import torch
 
 from peer.averaging.gossip.lane import EXPECTED_AT_FIRST, FARTHEST_AT_FIRST, FARTHEST_WHOLE
-from protocol.gossip.matchmaking import pair_rank, resting
+from protocol.gossip.matchmaking import RESTS, pair_rank
+from protocol.membership.book import BackOff
 from protocol.plausible import CLIP, WINDOW, Plausibility
 
 from .arms import PEERS
@@ -32,7 +33,7 @@ SLY_MARGIN: Final = 0.001
 
 class _Peer:
     def __init__(self) -> None:
-        self.plausible, self.rest = Plausibility(), resting()
+        self.plausible, self.rest = Plausibility(), BackOff(*RESTS)
         self.gains = deque[float](maxlen=WINDOW)
         self.distances = deque[float](maxlen=WINDOW)
 

@@ -28,8 +28,8 @@ from peer.codec import Codec, get_codec
 from peer.facts import Facts
 from peer.runtime.work import SimulatedWork
 from protocol.gossip.final_averaging import Meeting
-from protocol.gossip.matchmaking import pair_rank, resting
-from protocol.membership.book import Fault
+from protocol.gossip.matchmaking import RESTS, pair_rank
+from protocol.membership.book import BackOff, Fault
 from protocol.outcomes import SkipReason
 from protocol.run.run_spec import RunSpec
 
@@ -53,7 +53,7 @@ class _Rest:
     """The part of gossip that an outer step speaks to: a partner is doubted, or believed."""
 
     def __init__(self) -> None:
-        self._doubted = resting()
+        self._doubted = BackOff(*RESTS)
         self.now_s = 0.0
         self.packer = self
 

@@ -48,7 +48,7 @@ def time_of_defences(values: int = VALUES) -> Mapping[Way, DefenceTime]:
     outer = OuterState(phi_P, phi_P.copy(), codec, NolocoFactors(0.3, 0.7, 0.7))
     seconds_on_line = 8 * pieces.code_bytes / LINE_BITS_PER_S
     in_pairs = _fastest(lambda: outer.apart(view_of(ours), view_of(theirs)))
-    in_fragments = 2 * _fastest(lambda: root_mean_square(ours, codec, values))
+    in_fragments = 2 * _fastest(lambda: root_mean_square(view_of(ours), codec, values))
     return {
         "pairs": DefenceTime(in_pairs, seconds_on_line),
         "fragments": DefenceTime(in_fragments, 2 * seconds_on_line * (PEERS - 1) / PEERS),

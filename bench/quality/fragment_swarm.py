@@ -127,7 +127,7 @@ class FragmentSwarm:
     ) -> None:
         before = ChunkValues(_gathered(self.phi_P, spans), _gathered(self.v_P, spans))
         given = [
-            WeightedCodes(codes_as_tensor(replica.codes(fragment)[part]).to(self.phi_P.device), 1)
+            WeightedCodes(codes_as_tensor(replica.codes(fragment)[part]).to(self.phi_P.device))
             for replica in self._replicas
         ]
         result = torch.empty_like(given[0].codes)

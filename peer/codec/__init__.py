@@ -10,7 +10,7 @@ machine, because both ends of an exchange compute with the decoded values of the
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from protocol.fragment.code_tree import blocks_of_leaf, leaf_digest, num_leaves, root_of
 from protocol.run.layout import ALIGNMENT
 from protocol.run.ways import CODECS
 
@@ -37,6 +38,7 @@ NOT_FINITE: Final = "not finite: the vector holds a NaN or a value beyond 2**120
 
 
 Array = npt.NDArray[Any]
+CodeBuffer = bytes | bytearray | memoryview | np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +171,23 @@ def _describe(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
 
 
-def root_mean_square(codes: torch.Tensor, codec: Codec, num_values: int) -> float:
-    """Infinite where the sum of squares is."""
-    scratch = torch.empty(min(TILE, num_values), dtype=torch.float32, device=codes.device)
-    squares = 0.0
+def decoded_tiles(
+    all_codes: Sequence[torch.Tensor], codec: Codec, num_values: int
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Where each tile begins, and its values of each vector; the next one overwrites them."""
+    size, device = min(TILE, num_values), all_codes[0].device
+    scratch = torch.empty(len(all_codes), size, dtype=torch.float32, device=device)
     for start in range(0, num_values, TILE):
-        values = scratch[: min(TILE, num_values - start)]
-        codec.decode(codes, values, start)
+        values = scratch[:, : num_values - start]
+        for codes, row in zip(all_codes, values, strict=True):
+            codec.decode(codes, row, start)
+        yield start, values
+
+
+def root_mean_square(codes: CodeBuffer, codec: Codec, num_values: int) -> float:
+    """Infinite where the sum of squares is."""
+    squares = 0.0
+    for _, (values,) in decoded_tiles([codes_as_tensor(codes)], codec, num_values):
         squares += float(torch.dot(values, values))
     return math.sqrt(squares / max(1, num_values))
 
@@ -185,18 +197,11 @@ def relative_distance(
 ) -> float:
     """Length of the difference of two coded vectors in lengths of the longer, mean over blocks."""
     summed = 0.0
-    for start in range(0, num_values, TILE):
-        size = min(TILE, num_values - start)
-        both = torch.empty(2, size, dtype=torch.float32, device=one.device)
-        codec.decode(one, both[0], start)
-        codec.decode(other, both[1], start)
+    for _, both in decoded_tiles([one, other], codec, num_values):
         blocks = both.view(2, -1, BLOCK)
         longer = blocks.norm(dim=2).amax(dim=0).clamp_min(torch.finfo(torch.float32).tiny)
         summed += float(((blocks[0] - blocks[1]).norm(dim=1) / longer).sum())
     return summed * BLOCK / max(1, num_values)
-
-
-CodeBuffer = bytes | bytearray | memoryview | np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class _ShownWritable:
@@ -230,3 +235,39 @@ def codes_on(device: torch.device, memory: memoryview) -> Iterator[torch.Tensor]
     codes = torch.empty_like(shared, device=device)
     yield codes
     shared.copy_(codes)
+
+
+# --- leaves of a chunk's codes, and the digest of all (protocol/fragment/code_tree.py) ------------
+# The codes of a leaf are what the codec would have made of its values alone, so they can be decoded
+# and averaged by themselves.
+def leaves_of_chunk(num_values: int) -> int:
+    return num_leaves(num_values // BLOCK)
+
+
+def values_of_leaf(num_values: int, index: int) -> int:
+    """The last leaf may be shorter than others."""
+    size = blocks_of_leaf(num_values // BLOCK) * BLOCK
+    return min(size, num_values - index * size)
+
+
+def _leaves(codec: Codec, codes: memoryview, wanted: Iterable[int]) -> list[bytes]:
+    blocks, start, planes = len(codes) // sum(codec.planes), 0, []
+    for block_bytes in codec.planes:
+        stop = start + blocks * block_bytes
+        planes.append((codes[start:stop], blocks_of_leaf(blocks) * block_bytes))
+        start = stop
+    return [b"".join([plane[i * n : (i + 1) * n] for plane, n in planes]) for i in wanted]
+
+
+def leaf_of(codec: Codec, codes: memoryview, index: int) -> bytes:
+    (leaf,) = _leaves(codec, codes, (index,))
+    return leaf
+
+
+def leaf_digests(codec: Codec, codes: memoryview) -> list[bytes]:
+    count = leaves_of_chunk(codec.num_values(len(codes)))
+    return [leaf_digest(leaf) for leaf in _leaves(codec, codes, range(count))]
+
+
+def code_digest(codec: Codec, codes: memoryview) -> bytes:
+    return root_of(leaf_digests(codec, codes))

@@ -161,7 +161,6 @@ class BlockCodec(Codec):
         self, module: str, num_values: int, tensors: Sequence[torch.Tensor]
     ) -> ModuleType | None:
         """Compiled loops, if worth it, for tensors that are aligned; payloads may not be."""
-        self._gone_over += num_values
         can_reach = all(
             self._is_long(num_values, tensor.device)
             and tensor.data_ptr() % tensor.element_size() == 0
@@ -189,7 +188,9 @@ class BlockCodec(Codec):
         return FusedLoops(kernels, tuple(arrays))
 
     def _loops(self, scales: torch.Tensor, *values: torch.Tensor) -> "BlockCodec | CompiledLoops":
-        kernels = self._compiled(self.kernels_module, scales.numel() * BLOCK, (scales, *values))
+        num_values = scales.numel() * BLOCK
+        self._gone_over += values[0].numel() if values else num_values  # perhaps a tile of them
+        kernels = self._compiled(self.kernels_module, num_values, (scales, *values))
         return CompiledLoops(kernels) if kernels else self
 
     # --- loops in torch's operations, tile by tile; the caller has checked lengths and types ------

@@ -34,7 +34,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 COMPILED_FROM: Final = 4 * 1024 * 1024
 """Values of a vector from which on loading numba (about a second) is worth it: the plain path takes
 some 8 ms longer a round."""
-COMPILED_AFTER: Final = 2**29
+COMPILED_AFTER: Final = 2**28
 """Values of shorter vectors after which it is worth it too: the plain path has taken half a second
 longer by then, in 30 averages of a million parameters."""
 CHUNK_BLOCKS: Final = 8 * 1024

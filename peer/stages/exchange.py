@@ -89,7 +89,7 @@ def _doing(missing: Sequence[int], left_out: Sequence[int]) -> str:
 
 
 class OtherPlans:
-    """What comes by another plan than the others' microbatches of late, at a relay."""
+    """Counts what comes to a relay by another plan than the others' microbatches of late."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts

@@ -9,7 +9,7 @@ the vectors of all, another asks for its snapshot. Nothing is sent unasked; unti
 what was known of it stands.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -25,7 +25,7 @@ from protocol.membership.view import TRAINING
 from protocol.names import short_id
 from protocol.routing.measures import Measures, decode_vector, encode_vector
 from protocol.routing.routers import PlannedPaths, PlannedRouter, terms_of
-from protocol.routing.snapshots import LinkSnapshot, Proposals, Terms, proposer_of
+from protocol.routing.snapshots import LinkSnapshot, Proposals, Terms
 from protocol.run.run_spec import RunSpec
 from protocol.wire.stage_messages import GetLinks, GetSnapshot, LinksReply, SnapshotReply
 from protocol.wire.versions import STAGE
@@ -104,12 +104,8 @@ class Survey:
     async def _agree(self, router: PlannedRouter) -> None:
         ours = self._around.network.peer_id
         training = [m.peer_id for m in self._company.data_peers() if m.progress.state == TRAINING]
-        proposer = proposer_of([ours, *training])
-        if proposer == ours:
-            snapshot = await self._proposed()
-        else:
-            assert proposer is not None, "we are one ourselves"
-            snapshot = await self._fetched(proposer)
+        proposer = min([ours, *training])
+        snapshot = await (self._proposed() if proposer == ours else self._fetched(proposer))
         if snapshot is not None:
             self._snapshot = snapshot
             self._adopt(router, await self._around.work.run(self._planned, snapshot))
@@ -135,14 +131,11 @@ class Survey:
         )
 
     async def _proposed(self) -> LinkSnapshot | None:
-        await self._gather([member.peer_id for member in self._company.others()])
+        async with trio.open_nursery() as nursery:
+            for member in self._company.others():
+                nursery.start_soon(self._ask_links, member.peer_id)
         self._proposals.keep({**self._company.stages(), self._around.network.peer_id: self._stage})
         return self._proposals.due(self._snapshot, trio.current_time())
-
-    async def _gather(self, peer_ids: Sequence[PeerId]) -> None:
-        async with trio.open_nursery() as nursery:
-            for peer_id in peer_ids:
-                nursery.start_soon(self._ask_links, peer_id)
 
     async def _ask_links(self, peer_id: PeerId) -> None:
         signed = await self._ask(peer_id, GetLinks(), LinksReply, MAX_LINK_VECTOR_BYTES)

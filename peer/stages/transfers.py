@@ -55,7 +55,7 @@ from peer.rounds.way import TrainerLine
 from peer.runtime import Network, PeerId, Work
 from peer.training.shared import BoundaryRing
 from protocol.errors import LocoError, Refused, RemoteProtocolError
-from protocol.limits import ANSWER_S
+from protocol.limits import ANSWER_S, SEND_STALL_S
 from protocol.microbatch.core import SendBoundary
 from protocol.microbatch.iterations import SEVERAL
 from protocol.microbatch.sizes import BoundarySizes, SizeVerdict
@@ -71,8 +71,6 @@ from .stopwatch import Stopwatch
 SERVED_IDLE_S: Final = 120.0
 """How long the side that serves waits for the next message on a stream. One idle for half of it is
 not used again: the other side may just be ending it."""
-KEPT_S: Final = 60.0
-"""Patience for the receipt: what we have sent may still be under way on a thin line."""
 MAX_AHEAD: Final = 64
 """Moves offered ahead at once: more than a machine has microbatches, there and back."""
 DRAINED: Final = 0.9
@@ -153,7 +151,7 @@ class Transfers:
                     await talk.send(stage_messages.Boundary(command.loss), codes, stall_s=ANSWER_S)
                     is_kept = await self._drained(talk, receiver, began_s)
                 if not is_kept:
-                    await talk.receive(stage_messages.BoundaryKept, timeout_s=KEPT_S)
+                    await talk.receive(stage_messages.BoundaryKept, timeout_s=SEND_STALL_S)
                 line_s = self._stopwatch.sent(receiver, trio.current_time() - began_s)
         except LocoError as error:
             await self._failed(receiver, error)
@@ -167,7 +165,7 @@ class Transfers:
         """Wait until the line is nearly free again (rule 2). Returns whether the receipt is in."""
         line_s = self._stopwatch.measures.line_s(receiver) or 0.0
         with trio.move_on_at(began_s + DRAINED * line_s):
-            await talk.receive(stage_messages.BoundaryKept, timeout_s=KEPT_S)
+            await talk.receive(stage_messages.BoundaryKept, timeout_s=SEND_STALL_S)
             return True
         return False
 
@@ -232,8 +230,7 @@ async def _closed_after_failure(talk: Conversation) -> AsyncIterator[Conversatio
     try:
         yield talk
     except BaseException:
-        with trio.CancelScope(shield=True):
-            await talk.aclose()
+        await talk.aclose()
         raise
 
 
@@ -249,11 +246,6 @@ class Line:
             self._give.send_nowait(slot)
         self._read: Counter[int] = Counter()
         self._released: set[int] = set()
-
-    @property
-    def num_free(self) -> int:
-        """Inbound slots that nobody fills or reads."""
-        return self._free.statistics().current_buffer_used
 
     def send(self, command: StageCommand) -> None:
         """Queue a command, or take an inbound slot back; there are never more than slots allow.

@@ -166,8 +166,8 @@ class BoundaryRing:
         """Root mean square of the values in a slot; infinite where they cannot be decoded."""
         if self._codec is None:
             return 0.0
-        codes = codes_as_tensor(self.slot(number))
-        if not self._codec.validate(codes):
+        codes = self.slot(number)
+        if not self._codec.validate(codes_as_tensor(codes)):
             return math.inf
         return root_mean_square(codes, self._codec, self._num_values(self._codec))
 

@@ -62,11 +62,11 @@ league with their sender. The first and the last move a chunk within what is pla
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import blake3
-import msgpack
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from protocol.errors import RemoteProtocolError
@@ -77,6 +77,8 @@ from protocol.limits import (
     MAX_CONVICTED,
     MAX_EVIDENCE_BYTES,
     MAX_KEPT_EVIDENCE_BYTES,
+    MAX_REMEMBERED,
+    forget_oldest,
 )
 from protocol.outcomes import AuditOutcome
 from protocol.plausible import contribution_shares
@@ -91,7 +93,7 @@ from protocol.wire.fragment_messages import (
 from protocol.wire.messages import decode_message, encode_message
 
 from .commands import Audit, Convict, Parts
-from .peers import Context, forget_oldest
+from .peers import Context
 
 AUDITS_PER_RESULT: Final = 2.0
 """How many of the others audit a result, on the average: with one, two lies of five are not seen
@@ -99,6 +101,10 @@ AUDITS_PER_RESULT: Final = 2.0
 
 
 # --- openings -------------------------------------------------------------------------------------
+PackedLeaf = tuple[bytes, bytes, bytes]
+"""A contribution, its leaf, and the leaf's path."""
+_Opened = Annotated[list[PackedLeaf], Meta(max_length=MAX_CONTRIBUTORS)]
+_Proof = Annotated[list[bytes | int], Meta(max_length=6)]
 OpenedLeaf = tuple[bytes, float]
 """The codes of one contribution's leaf, and how much they count."""
 
@@ -121,17 +127,16 @@ class Leaf:
 
 
 def pack_opening(opened: Iterable[tuple[Contribution, bytes, bytes]]) -> bytes:
-    return msgspec.msgpack.encode(
-        [[encode_message(message), codes, path] for message, codes, path in opened]
-    )
+    return msgspec.msgpack.encode([(encode_message(of), codes, path) for of, codes, path in opened])
 
 
 def check_opening(leaf: Leaf, opening: bytes) -> list[OpenedLeaf]:
-    """What the leaf of a genuine result was made of, in the order of the sum.
+    """The contributions to the leaf of a genuine result, in the order of the sum.
 
     Raises RemoteProtocolError: it is not what the result names; nothing follows from it.
     """
-    opened, places = _unpacked(opening, MAX_CONTRIBUTORS), leaf.of_chunk.places
+    opened: list[PackedLeaf] = _unpacked(opening, _Opened)
+    places = leaf.of_chunk.places
     if len(opened) != len(places):
         raise RemoteProtocolError("an opening of another number of contributions")
     leaves = [_opened(leaf, each, place) for each, place in zip(opened, places, strict=True)]
@@ -139,13 +144,10 @@ def check_opening(leaf: Leaf, opening: bytes) -> list[OpenedLeaf]:
     return [(codes, share) for (codes, _), share in zip(leaves, shares, strict=True)]
 
 
-def _opened(leaf: Leaf, packed: Any, contributor: int) -> tuple[bytes, float]:
+def _opened(leaf: Leaf, packed: PackedLeaf, contributor: int) -> tuple[bytes, float]:
     """The codes of a contribution's leaf, and its length."""
-    match packed:
-        case [bytes(header), bytes(codes), bytes(path)]:
-            message = decode_message(header)
-        case _:
-            raise RemoteProtocolError("not an opened contribution")
+    header, codes, path = packed
+    message = decode_message(header)
     if not isinstance(message, Contribution):
         raise RemoteProtocolError("not an opened contribution")
     result, of_chunk = leaf.result, leaf.of_chunk
@@ -181,7 +183,7 @@ class Evidence:
         return msgspec.msgpack.encode(body)
 
     def checked(self, count: int) -> list[OpenedLeaf]:
-        """What the leaf, one of `count` of the chunk, must follow from.
+        """The contributions that the leaf, one of `count` of the chunk, must follow from.
 
         Raises RemoteProtocolError: the result does not name this; nothing follows from it.
         """
@@ -220,7 +222,7 @@ def contradict(one: Result, other: Result) -> bool:
 
 def read_proof(data: bytes) -> Evidence | Contradiction:
     """Raises RemoteProtocolError: it is none."""
-    match _unpacked(data, 6):
+    match _unpacked(data, _Proof):
         case [bytes(one), bytes(other)]:
             return Contradiction(_result(one), _result(other))
         case [bytes(header), int(chunk), int(index), bytes(codes), bytes(path), bytes(opening)]:
@@ -235,17 +237,14 @@ def _result(header: bytes) -> Result:
     return message
 
 
-def _unpacked(data: bytes, max_items: int) -> list[Any]:
+def _unpacked(data: bytes, kind: Any) -> Any:
     """A list of a stranger's. Raises RemoteProtocolError."""
-    try:
-        found = msgpack.unpackb(
-            data, max_map_len=0, max_ext_len=0, max_array_len=max_items, max_bin_len=len(data)
-        )
-    except Exception as error:  # whatever a stranger's bytes may do to the decoder
-        raise RemoteProtocolError(f"not an opening, and no evidence: {error}") from error
-    if not isinstance(found, list) or len(data) > MAX_EVIDENCE_BYTES:
+    if len(data) > MAX_EVIDENCE_BYTES:
         raise RemoteProtocolError("not an opening, and no evidence")
-    return found
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError(f"not an opening, and no evidence: {error}") from error
 
 
 # --- audits ---------------------------------------------------------------------------------------
@@ -254,7 +253,7 @@ Key = tuple[int, int, str]
 
 
 class Audits:
-    """What one peer audits, and which owners it believes no more."""
+    """The audits of one peer, and the owners that it believes no more."""
 
     def __init__(self, context: Context, seed: bytes) -> None:
         self._context = context
@@ -280,7 +279,7 @@ class Audits:
         for older in [each for each in self._results if each[::2] == key[::2]]:
             del self._results[older]
         self._results[key] = result, codes
-        forget_oldest(self._results)
+        forget_oldest(self._results, MAX_REMEMBERED)
         draw, _ = self._draw(key)
         if draw * max(1, len(self._peers.others)) < AUDITS_PER_RESULT:
             self._audit(key)
@@ -318,7 +317,7 @@ class Audits:
         if not any(_life(each) == _life(result) for each in kept):
             kept = sorted([*kept, result], key=_life)[-2:]
         self._signed[key] = kept
-        forget_oldest(self._signed)
+        forget_oldest(self._signed, MAX_REMEMBERED)
 
     # --- what comes of it -------------------------------------------------------------------------
     def audited(self, result: Result, outcome: AuditOutcome, proof: bytes) -> None:
@@ -333,7 +332,7 @@ class Audits:
             self.proved(result.owner, proof)
         elif outcome is AuditOutcome.UNOPENED and key not in self._doubted:
             self._doubted[key] = None
-            forget_oldest(self._doubted)
+            forget_oldest(self._doubted, MAX_REMEMBERED)
             self._results.pop(key, None)
             self._peers.note_unopened(*key)
             self._to_all(Doubt(self._group, *key))

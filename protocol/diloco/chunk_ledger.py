@@ -97,7 +97,7 @@ class ChunkLedger:
         return [entry.cycle for entry in self._entries]
 
     def judge(self, chunk: int, cycle: int, base: Stamp, outcome: ResultRank) -> ResultVerdict:
-        """What a result for this chunk means (rules 2 to 5)."""
+        """Judge a result for this chunk (rules 2 to 5)."""
         entry = self._entries[chunk]
         if cycle < entry.cycle or cycle <= entry.over:
             return ResultVerdict.IGNORE
@@ -141,14 +141,14 @@ class ChunkLedger:
         self._entries[chunk] = _ChunkEntry(stamp, cycle, over=self._entries[chunk].over)
 
     def sent(self) -> None:
-        """What lies before the last steps is let go (rule 3)."""
+        """Forget the states before the last steps (rule 3)."""
         for entry in self._entries:
             entry.before = entry.applied = None
             entry.undone = False
 
 
 def _on_base(base: Stamp, ours: Stamp, outcome: ResultRank, same: ResultVerdict) -> ResultVerdict:
-    """What a result on this base means for one who is on `ours` (rules 1 and 4)."""
+    """Judge a result on this base for a peer that is on `ours` (rules 1 and 4)."""
     if base == ours:
         return same
     if base.is_ahead_of(ours):

@@ -1,4 +1,4 @@
-"""What is written into a fragment's outer copy, and what that means to the trainer.
+"""Writes into a fragment's outer copy, and what they mean to the trainer.
 
 One write at a time is under way. Results are judged by the ledger when their turn comes; what was
 written is noted there when it has been. A chunk that must be healed first is asked for, and its
@@ -96,7 +96,7 @@ class ChunkWrites:
             self._spoilt.add(chunk)
 
     def judge(self, item: ResultArrived) -> ResultVerdict:
-        """What a result means; a chunk that has to be healed is asked for, the result kept."""
+        """Judge a result; a chunk that has to be healed is asked for, the result kept."""
         if not self._peers.believes(item.result):
             return ResultVerdict.IGNORE
         verdict = self._ledger.judge(item.chunk, item.cycle, item.of_chunk.base_stamp, item.rank)

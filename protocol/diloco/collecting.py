@@ -14,7 +14,7 @@ Rules
      more than one ahead of any that others have come to: it would close the cycles between for all.
      One beyond MAX_CONTRIBUTORS is refused as `too_many`: no result could name its sender.
   3. At most MAX_COLLECTIONS are open, and as many are being averaged. Of open ones the oldest is
-     closed as it is; what averaging cannot keep up with is lost, and counted.
+     closed as it is; what averaging cannot keep up with is lost.
   4. Every collection is told to be over once: at once when nothing came for it or it is lost, else
      when its average is there.
 
@@ -231,7 +231,7 @@ class Owner:
             collecting.deadline_s = self._context.now_s + patience_s
 
     def _close(self, key: Key) -> None:
-        collecting, counts = self._open.pop(key), self._context.counts
+        collecting = self._open.pop(key)
         fragment, cycle = key
         self._newest[fragment] = max(self._newest[fragment], cycle)
         if collecting.is_complete:
@@ -241,10 +241,8 @@ class Owner:
             self._cut_short_of[fragment] = (cycle, collecting.began_s)
             if collecting.has_others:
                 self._others_s = collecting.last_came_s - collecting.began_s
-            counts.cut_short += 1
         chunks, is_busy = collecting.chunks, self._num_averaging >= MAX_COLLECTIONS
         if not chunks or is_busy:
-            counts.cut_short += bool(chunks)
             self.over.append(key)
             return
         self._num_averaging += 1

@@ -1,4 +1,4 @@
-"""What the core of the fragment exchange wants done, and what it is told besides messages.
+"""Commands of the core of the fragment exchange, and what it is told besides messages.
 
 What peers and the trainer are told is the very message that they get. Codes and values are views of
 memory that the core holds, hands on, and never reads.
@@ -42,7 +42,7 @@ NO_CODES: Final = memoryview(b"")
 
 # --- what the core is told ------------------------------------------------------------------------
 class HoldOutcome(Enum):
-    """What became of the wish to write a fragment that is not in flight."""
+    """The answer to the wish to write a fragment that is not in flight."""
 
     YIELDED = "yielded"
     """The trainer does not read it until it is told what has changed."""
@@ -149,7 +149,7 @@ class CyclePassed:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """What this owner has made is believed no more: what can be undone of it is."""
+    """Results of this owner are believed no more: what can be undone of them is."""
 
     owner: str
 
@@ -240,7 +240,7 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """See which chunks are not as their last steps, of these cycles, wrote them."""
+    """Find the chunks that are not as their last steps, of these cycles, wrote them."""
 
     fragment: int
     cycles: tuple[int, ...]

@@ -113,11 +113,6 @@ class FragmentCore:
         due = (self._owner.next_deadline_s, *(each.next_deadline_s for each in self.machines))
         return min((at_s for at_s in due if at_s is not None), default=None)
 
-    @property
-    def remembered(self) -> frozenset[str]:
-        of_machines = (each.remembered for each in self.machines)
-        return frozenset().union(self._acquainted, self._peers.remembered, *of_machines)
-
     def ledger(self, fragment: int) -> ChunkLedger:
         return self.machines[fragment].ledger
 

@@ -32,7 +32,7 @@ so each is given as many times longer.
 Before each contribution the fragment's memory is checked: what was sent as the way from memory that
 was spoilt must not reach the others.
 
-What has come and cannot be used yet is kept, bounded; the rest is lost and counted. Results for
+What has come and cannot be used yet is kept, bounded; the rest is lost. Results for
 sends to come are kept for MAX_EARLY_CYCLES cycles. A joiner does not know which its first send will
 be; then the newest are kept. What could not be written because the trainer had just sent the
 fragment waits for that send.
@@ -81,6 +81,11 @@ MAX_EARLY_CYCLES: Final = 2
 """Results for sends to come are kept this far ahead."""
 MAX_EARLY_FOR_A_CHUNK: Final = 4
 """Results kept for a chunk in one cycle: views that differ make several owners of it."""
+
+
+def _keep(where: deque[ItemT] | list[ItemT], item: ItemT, most: int) -> None:
+    if len(where) < most:
+        where.append(item)
 
 
 def short_digest(data: bytes | memoryview) -> bytes:
@@ -156,14 +161,10 @@ class CycleMachine:
                 return occasion.until_s
         return None
 
-    @property
-    def remembered(self) -> frozenset[str]:
-        return frozenset(self._passed)
-
     # --- what is told -----------------------------------------------------------------------------
     def put(self, *items: Item) -> None:
         for item in items:
-            self._keep(self._inbox, item, MAX_WAITING)
+            _keep(self._inbox, item, MAX_WAITING)
         self.look()
 
     def verified(self, spoilt: Mapping[int, Stamp]) -> None:
@@ -180,7 +181,7 @@ class CycleMachine:
         if held is HoldOutcome.VOID:
             self._state = None
             if not isinstance(late.item, Withdrawn):  # the next send lets the state before go
-                self._keep(self._for_send, late.item, MAX_WAITING)
+                _keep(self._for_send, late.item, MAX_WAITING)
         else:
             late.held = held
             self._write(late.item, late.occasion)
@@ -214,12 +215,6 @@ class CycleMachine:
             self.writes.undo(item, occasion)
         else:
             self.writes.write_results([item], occasion)
-
-    def _keep(self, where: deque[ItemT] | list[ItemT], item: ItemT, most: int) -> None:
-        if len(where) < most:
-            where.append(item)
-        else:
-            self._context.counts.lost_items += 1
 
     def _note_passed(self, passed: CyclePassed) -> None:
         self._passed[passed.peer_id] = max(passed.cycle, self._passed.get(passed.peer_id, -1))
@@ -341,7 +336,7 @@ class CycleMachine:
         cycle = item.cycle
         if self._cycle >= 0 and cycle > self._cycle + MAX_EARLY_CYCLES:
             return
-        self._keep(self._early[cycle], item, MAX_EARLY_FOR_A_CHUNK * len(self._chunks))
+        _keep(self._early[cycle], item, MAX_EARLY_FOR_A_CHUNK * len(self._chunks))
         while len(self._early) > MAX_EARLY_CYCLES:
             del self._early[min(self._early)]
 

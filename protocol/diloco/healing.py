@@ -1,4 +1,4 @@
-"""What a fragment lacks, and which peers are asked for it.
+"""Chunks and results that a fragment lacks, and the peers that are asked for them.
 
 *Which states are your chunks in?* is asked of a peer that ended a cycle with another digest than
 ours: what it has better than we is then fetched, as the result that we lack if that can be applied

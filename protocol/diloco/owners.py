@@ -90,8 +90,6 @@ def _place(key: str, chunk: int, member: str) -> tuple[bytes, str]:
 
 
 class Beliefs:
-    """What one peer believes of results."""
-
     def __init__(self, plan: SendPlan, peers: Peers, num_chunks: Sequence[int]) -> None:
         self._plan = plan
         self._peers = peers

@@ -13,9 +13,9 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from protocol.limits import MAX_CONVICTED, MAX_REMEMBERED
+from protocol.limits import MAX_CONVICTED, MAX_REMEMBERED, forget_oldest
 from protocol.outcomes import AuditOutcome, RefusalReason
 from protocol.wire.fragment_messages import Doubt, FragmentSettled, NoResult, Proof, Result
 
@@ -53,13 +53,8 @@ LATE_ROUNDS: Final = 3
 """A peer that is further from a cycle than this, by what was last heard, is not waited for."""
 
 
-def forget_oldest(kept: dict[Any, Any], most: int = MAX_REMEMBERED) -> None:
-    while len(kept) > most:
-        del kept[next(iter(kept))]
-
-
 class Peers:
-    """What is known of the peers, and which owners are believed no more.
+    """The peers as far as they are known, and the owners that are believed no more.
 
     Attributes:
         late: those that let the deadline of a collection of ours pass, and have not contributed
@@ -85,12 +80,6 @@ class Peers:
     @property
     def known(self) -> frozenset[str]:
         return self.seen.known | self.seen.present
-
-    @property
-    def remembered(self) -> frozenset[str]:
-        """The peers of which anything is remembered."""
-        of_fragments = {peer_id for _, peer_id in self._settled}
-        return frozenset(self._brought_nothing | self.late | of_fragments)
 
     def contributors(self, cycle: int) -> set[str]:
         """The peers that should contribute to a cycle about now, we too (rule 1)."""
@@ -164,7 +153,7 @@ class Peers:
         """An owner does not show what its result was made of."""
         self._unopened[fragment, cycle, owner] = None
         self.withdrawn.append(owner)
-        forget_oldest(self._unopened)
+        forget_oldest(self._unopened, MAX_REMEMBERED)
 
     def forget_absent(self) -> None:
         """Forget every peer that is not there (rule 3)."""
@@ -181,23 +170,19 @@ class FragmentCounts:
     Attributes:
         diverged: chunks found to differ from a better state of another peer; `healed`: those that
             were fetched; `healed_s`: what that took, all together.
-        cut_short: collections that somebody has not contributed to, or that were lost.
-        lost_items: what came for a fragment and did not fit.
         refused: contributions and results of others that were not taken.
     """
 
     diverged: int = 0
     healed: int = 0
     healed_s: float = 0.0
-    cut_short: int = 0
-    lost_items: int = 0
     refused: Counter[RefusalReason] = field(default_factory=Counter)
     audits: Counter[AuditOutcome] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
 class Context:
-    """What the parts of the core share.
+    """Shared by the parts of the core.
 
     Attributes:
         do: has a command carried out.

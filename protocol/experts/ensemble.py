@@ -1,4 +1,4 @@
-"""What several experts say together, computed from the log-probabilities of the true tokens alone.
+"""The ensemble of several experts, from their log-probabilities of the true tokens alone.
 
 Theory. Experts are language models with one tokenizer, each trained on a domain of its own. Before
 token t an expert j has the weight q_t,j: how likely the text so far comes from its domain. The

@@ -40,23 +40,21 @@ not in the table is a `LocalProtocolError`, because the shell must not have prod
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-import blake3
 import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.outcomes import SkipReason
 
+from .matchmaking import pair_rank
+
 
 def exchange_id(group: str, one: tuple[str, int], other: tuple[str, int]) -> str:
     """32 hex digits, the same for both peers, which bring their rounds of these numbers."""
-    (low, low_round), (high, high_round) = sorted((one, other))
-    text = f"exchange/{group}/{low}/{low_round}/{high}/{high_round}"
-    return blake3.blake3(text.encode()).hexdigest(length=16)
+    return pair_rank(f"exchange/{group}", one, other).hex()
 
 
 class ExchangeState(Enum):
@@ -84,14 +82,12 @@ class ExchangeEvent(Enum):
     """Nobody answered, or the answer was that they do not know."""
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
-    state: ExchangeState
-    reason: SkipReason | None = None
+Transition = tuple[ExchangeState, SkipReason | None]
+"""The next state, and why nothing is applied."""
 
 
 def _skip(reason: SkipReason) -> Transition:
-    return Transition(ExchangeState.SKIPPED, reason)
+    return ExchangeState.SKIPPED, reason
 
 
 _LACKING: Final = {
@@ -103,14 +99,14 @@ _LACKING: Final = {
 }
 """Nothing can be applied as long as their vector is not here."""
 
-_ASK: Final = Transition(ExchangeState.SETTLING)
-_AVERAGED: Final = Transition(ExchangeState.AVERAGED)
+_ASK: Final = ExchangeState.SETTLING, None
+_AVERAGED: Final = ExchangeState.AVERAGED, None
 
 TRANSITIONS: Final[Mapping[ExchangeState, Mapping[ExchangeEvent, Transition]]] = {
     ExchangeState.EXCHANGING: {
         **_LACKING,
-        ExchangeEvent.VECTOR_ARRIVED: Transition(ExchangeState.HOLDING),
-        ExchangeEvent.RECEIPT_ARRIVED: Transition(ExchangeState.DELIVERED),
+        ExchangeEvent.VECTOR_ARRIVED: (ExchangeState.HOLDING, None),
+        ExchangeEvent.RECEIPT_ARRIVED: (ExchangeState.DELIVERED, None),
     },
     ExchangeState.DELIVERED: {**_LACKING, ExchangeEvent.VECTOR_ARRIVED: _AVERAGED},
     ExchangeState.HOLDING: {
@@ -149,7 +145,7 @@ class ExchangeMachine:
         transition = TRANSITIONS[self.state].get(event)
         if transition is None:
             raise LocalProtocolError(f"'{event.value}' cannot happen while {self.state.value}")
-        self.state, self.reason = transition.state, transition.reason
+        self.state, self.reason = transition
 
 
 MAX_QUESTIONS: Final = 2
@@ -164,10 +160,6 @@ class Asking:
 
     def __init__(self, blocks: int) -> None:
         self._asked: Marks = np.zeros(blocks, np.bool_)
-
-    @property
-    def blocks(self) -> int:
-        return self._asked.size
 
     def next(self, bad: Marks | None = None) -> Marks | None:
         """The blocks to ask for; None for no more. `bad` is None when the digest alone is wrong."""

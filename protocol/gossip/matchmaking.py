@@ -85,7 +85,7 @@ RESTS: Final = Pauses(30.0, 600.0)
 
 @dataclass(frozen=True, slots=True)
 class RoundSnapshot:
-    """What a free peer wants averaged.
+    """The snapshot that a free peer wants averaged.
 
     Attributes:
         round: the peer's own number of the round that it has closed.
@@ -186,11 +186,6 @@ def pair_rank(group: str, one: tuple[str, int], other: tuple[str, int]) -> bytes
     return blake3.blake3(text.encode()).digest(length=16)
 
 
-def resting() -> BackOff:
-    """Peers that are not asked for now (rule 6)."""
-    return BackOff(*RESTS)
-
-
 class Matchmaker:
     """One peer's search for partners, round after round.
 
@@ -211,8 +206,7 @@ class Matchmaker:
         self._held: dict[str, RoundSnapshot] = {}
         self._met: deque[str] = deque()
         self._recent: deque[str] = deque(maxlen=RECENT)
-        self._resting = resting()
-        self._doubted = resting()
+        self._resting, self._doubted = BackOff(*RESTS), BackOff(*RESTS)
 
     @property
     def is_looking(self) -> bool:
@@ -320,7 +314,7 @@ class Matchmaker:
         return self._seek(now_s)
 
     def doubt(self, now_s: float, peer_id: str) -> None:
-        """What a peer brought could not be used: it rests, and is not welcome meanwhile."""
+        """Let a peer rest whose vector could not be used; it is not welcome meanwhile."""
         self._doubted.failed(peer_id, now_s)
 
     # --- asking -----------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ class ProcessorUse:
 
 
 class Beside:
-    """What averages take of the processors beside the trainer (rule 6).
+    """Processor time that averages take beside the trainer (rule 6).
 
     A flight is an average, from when a partner is found until it may be merged.
     """
@@ -152,7 +152,7 @@ class RoundLength:
 
 
 def _fastest(wishes: list[tuple[str, float]], enough: float) -> float:
-    """What the fastest partners with so many averages, or more, ask for (rule 2)."""
+    """The wish of the fastest partners that have so many averages, or more (rule 2)."""
     by_partner: dict[str, list[float]] = {}
     for partner_id, wish in wishes:
         by_partner.setdefault(partner_id, []).append(wish)

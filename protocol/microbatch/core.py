@@ -1,4 +1,4 @@
-"""What the two kinds of cores have in common: commands and counts.
+"""Commands and counts that the two kinds of cores have in common.
 
 Events come from trainer and streams; relay.py and data_peer.py say what they mean. Every event
 returns commands: what the streams to other peers and the trainer are to do. A message, to the
@@ -104,7 +104,7 @@ class StageCore(ABC):
     def produced(
         self, leg: Leg, number: int, slot: int, loss: float | None, now_s: float
     ) -> list[Command]:
-        """What goes on lies in this outbound slot."""
+        """The boundary that goes on lies in this outbound slot."""
 
     @abstractmethod
     def returned(self, number: int, now_s: float) -> list[Command]:

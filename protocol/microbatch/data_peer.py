@@ -501,7 +501,7 @@ class DataPeerCore(StageCore):
         return [_read(away.check, away.path, filled.slot), filled, *produced]
 
     def read(self, check: Check, relay: str, codes: bytes) -> list[Command]:
-        """What lay in the slot of a `Read`."""
+        """These codes lay in the slot of a `Read`."""
         check.outputs[relay] = codes
         return _compare(check)
 

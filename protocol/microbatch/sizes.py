@@ -72,7 +72,7 @@ class SizeVerdict(StrEnum):
 
 
 class _Direction:
-    """What comes in one direction from one stage.
+    """Boundaries in one direction from one stage.
 
     Attributes:
         voices: of each sender when it was heard, in sizes let through, and its last sizes.

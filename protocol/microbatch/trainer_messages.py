@@ -1,4 +1,4 @@
-"""What daemon and trainer say to each other about microbatches, where the trainer holds a stage.
+"""Messages between daemon and trainer about microbatches, where the trainer holds a stage.
 
 A *boundary* is what travels between two stages: activations on the way forward, their gradient on
 the way back. It never passes through the socket: it lies in a slot of shared memory

@@ -61,7 +61,7 @@ from .tables import MachineOffer
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a way of training would achieve.
+    """Figures of a way of training.
 
     Attributes:
         fits: whether the model's state fits in the memory of all; None if a table is silent.
@@ -89,7 +89,7 @@ def state_fits(offers: Sequence[MachineOffer], too_small: Sequence[MachineOffer]
 
 
 def replicas_of(question: PlanQuestion) -> dict[str, Estimate]:
-    """What these machines would do as replicas, for one microbatch each if none are asked for."""
+    """Both ways of replicas on these machines, for one microbatch each if none are asked for."""
     offers, workload, number = question.offers, question.workload, len(question.offers)
     step_us = [workload.step_us(offer) for offer in offers]
     train_s = [workload.inner_steps * each_us / US_PER_S for each_us in step_us]
@@ -119,7 +119,7 @@ def _of_rounds(
     sent_bytes: float,
     shares: Sequence[float],
 ) -> Estimate:
-    """What rounds of (seconds of training, seconds in all) of each machine amount to."""
+    """The figures of rounds of (seconds of training, seconds in all) of each machine."""
     offers, workload = question.offers, question.workload
     quota = workload.inner_steps * workload.batch_microbatches * workload.tokens
     tokens_per_s = sum(

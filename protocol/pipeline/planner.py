@@ -58,7 +58,7 @@ class NoPlan(LocalProtocolError):
 
 # --- what is legal --------------------------------------------------------------------------------
 def hop_prices(problem: Problem) -> list[list[int]]:
-    """What a hop costs there and back, with the work at its end that a microbatch waits for."""
+    """The time of a hop there and back, with the work at its end that a microbatch waits for."""
     numbers = range(len(problem.peers))
     permille = THOUSAND + problem.work.backward_permille * problem.work.input_permille // THOUSAND
     work = [peer.forward_us * permille // THOUSAND for peer in problem.peers]
@@ -273,7 +273,7 @@ def grouped_plan(legal: Legal, draws: Draws) -> Plan | None:
 
 
 def round_trip_us(problem: Problem, prices: Sequence[Sequence[int]], group: Sequence[int]) -> int:
-    """What a microbatch takes from the data peer through its relays and back, meeting nobody."""
+    """The time of a microbatch through its group's relays and back, meeting nobody."""
     hops = sum(prices[a][b] for a, b in zip(group, [*group[1:], group[0]], strict=True))
     # The last hop's price has a forward and a backward of the data peer in it; add the loss.
     return hops + problem.peers[group[0]].forward_us * problem.work.loss_permille // THOUSAND
@@ -490,7 +490,7 @@ class Planned:
 
 
 class Priced(NamedTuple):
-    """What a plan costs.
+    """The price of a plan.
 
     Attributes:
         price: what is compared; see the top of the file.
@@ -520,7 +520,7 @@ class _Search:
         self._spent(evaluations)
 
     def price(self, plan: Plan) -> Priced | None:
-        """What it costs; None if it is stuck."""
+        """None if it is stuck."""
         if plan not in self.known:
             self.known[plan] = self._price(plan)
         return self.known[plan]

@@ -70,7 +70,7 @@ class PipelinePeer:
 
 @dataclass(frozen=True, slots=True)
 class StageWork:
-    """What one microbatch costs beside its forward.
+    """The work of one microbatch beside its forward.
 
     Attributes:
         boundary_bytes: what travels between two stages, each way, as coded.

@@ -132,7 +132,7 @@ def workload_of(spec: RunSpec, sequences: int | None = None) -> Workload:
 # --- effort ---------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What is tried.
+    """How much a planner tries.
 
     Attributes:
         machines: the most that get this effort.
@@ -161,7 +161,7 @@ class Effort:
         return self.numbers * self.searches * self.evaluations
 
     def told(self, machines: int) -> str:
-        """What is less than for few machines; empty where nothing is."""
+        """A sentence of what is less than for few machines; empty where nothing is."""
         whole = EFFORTS[0]
         if self.machines == whole.machines:
             return ""
@@ -203,7 +203,7 @@ class CannotPlan(LocoError):
 
 @dataclass(frozen=True, slots=True)
 class PlanQuestion:
-    """What to plan for.
+    """The machines, the work, and the user's choices.
 
     Attributes:
         microbatches: of one iteration; None takes two for every slot of the data peers.

@@ -98,7 +98,7 @@ class Stretch(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What an iteration took.
+    """The time of an iteration.
 
     Attributes:
         makespan_us: until the last piece of work has ended; None when it is stuck.

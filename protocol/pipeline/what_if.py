@@ -1,4 +1,4 @@
-"""What a set of machines would do together: replicas, a full pipeline and SkipPipe side by side.
+"""A set of machines as replicas, as a full pipeline and with SkipPipe, side by side.
 
 All ways train the same microbatches, so their iterations compare; what a skipped stage costs in
 learning does not show here.

@@ -1,4 +1,4 @@
-"""What a peer measures of its links and of its own work, and the signed vector that tells others.
+"""Measures of a peer's links and of its own work, and the signed vector that tells others.
 
 Samples. Whatever is in the way of a transfer, another one or a busy processor, makes its time
 longer, and nothing makes it too short. So of the last WINDOW samples of a link the lower quartile
@@ -28,6 +28,7 @@ from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import astuple
 
 from protocol.address.peer_id import SIGNATURE_BYTES, Sign
 from protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -62,7 +63,7 @@ class LinkTimes(Struct, frozen=True, order=True, array_like=True):
 
 
 class WorkTimes(Struct, frozen=True, array_like=True):
-    """What one microbatch takes at a peer's stage; 0 is unknown.
+    """Times of one microbatch at a peer's stage; 0 is unknown.
 
     Attributes:
         loss_us: norm, head and loss there and back, at a data peer.
@@ -138,7 +139,6 @@ ENOUGH: Final = 3
 CHANGE: Final = 0.4
 LEAST_US: Final = 1000
 TELL_EVERY_S: Final = 5.0
-WORK: Final = WorkTimes.__struct_fields__
 
 
 class Samples:
@@ -162,7 +162,7 @@ class _LinkSamples:
 
 
 class Measures:
-    """What was measured, in seconds, and whether it is worth telling.
+    """Samples in seconds, and whether they are worth telling.
 
     Attributes:
         forward, backward: of a microbatch through the stage.
@@ -221,7 +221,7 @@ class Measures:
     def vector(
         self, peer_id: str, incarnation: int, stage: int, slots: int, now_s: float
     ) -> LinkVector | None:
-        """What is to be told from now on; None when what was told still stands."""
+        """The vector to be told from now on; None when what was told still stands."""
         before = self._told
         if before is not None and now_s - self._told_s < TELL_EVERY_S:
             return None
@@ -246,14 +246,14 @@ def _has_moved(before: LinkVector, now: LinkVector) -> bool:
     then, there = ({link.peer_id: link for link in each.links} for each in (before, now))
     if then.keys() != there.keys() or before.slots != now.slots:
         return True
-    pairs = [(getattr(before.work, each), getattr(now.work, each)) for each in WORK]
+    pairs = list(zip(astuple(before.work), astuple(now.work), strict=True))
     for peer_id, link in there.items():
         pairs += zip(_moves(then[peer_id]), _moves(link), strict=True)
     return any(map(_differs, *zip(*pairs, strict=True)))
 
 
 def _moves(link: LinkTimes) -> tuple[int, int, int]:
-    """What a link takes there and back, and with a boundary either way; 0 is unknown."""
+    """Times of a link there and back, and with a boundary either way; 0 is unknown."""
     return (
         link.rtt_us,
         link.out_us and link.rtt_us + link.out_us,

@@ -59,7 +59,7 @@ USUAL_LINE_US: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a run spec says of its pipeline, as far as plans need it.
+    """A run spec's pipeline, as far as plans need it.
 
     Attributes:
         visited: stages of a path.
@@ -126,7 +126,7 @@ class LinkSnapshot:
         return tuple(vector.stage for vector in self.vectors)
 
     def problem(self, terms: Terms, visited: int) -> Problem | None:
-        """What is to be planned for; None while a stage has nobody."""
+        """The problem to plan for; None while a stage has nobody."""
         stages = self.stages
         sizes = tuple(stages.count(stage) for stage in range(terms.stages))
         if min(sizes) < 1 or sum(sizes) != len(stages):
@@ -191,7 +191,7 @@ class _LinkTable:
 def _work(
     vectors: Sequence[LinkVector], boundary_bytes: int
 ) -> tuple[StageWork, tuple[PipelinePeer, ...]]:
-    """What work costs: the whole of each peer's, in the shares that are usual for all."""
+    """The whole work of each peer, in the shares that are usual for all."""
     known = [each.work for each in vectors if each.work.forward_us and each.work.backward_us]
     usual_us = _usual((work.forward_us for work in known), USUAL_US)
     backward = _usual((w.backward_us * THOUSAND // w.forward_us for w in known), 2 * THOUSAND)
@@ -224,10 +224,6 @@ def _usual(values: Iterable[int], otherwise: int) -> int:
 
 
 REPLAN_EVERY_S: Final = 20.0
-
-
-def proposer_of(data_peers: Iterable[str]) -> str | None:
-    return min(data_peers, default=None)
 
 
 class Proposals:

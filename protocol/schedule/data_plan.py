@@ -213,17 +213,14 @@ def _bounded(costs: npt.NDArray[np.float64], due: Sequence[int]) -> Int64Vector:
 def _costs(
     key: str, things: UInt64Vector, members: UInt64Vector, weights: Sequence[int]
 ) -> npt.NDArray[np.float64]:
-    """What each member bids for each thing, the lowest wins; float64 [members, things]."""
+    """The bid of each member for each thing, the lowest wins; float64 [members, things]."""
     hashed = splitmix64(things + digest_words(f"owner/{key}", 1))
     drawn = splitmix64(hashed[None, :] ^ members[:, None])
     costs: npt.NDArray[np.float64] = -np.log(uniform(drawn)) / np.array(weights, float)[:, None]
     return costs
 
 
-@lru_cache(_KEPT)
-def ownership(key: str, sizes: tuple[int, ...], members: tuple[tuple[str, int], ...]) -> Ownership:
-    """The last few are kept."""
-    return Ownership(key, sizes, members)
+_ownership = lru_cache(_KEPT)(Ownership)
 
 
 # --- data plan ------------------------------------------------------------------------------------
@@ -394,7 +391,7 @@ class DataPlan:
         """The owners of a stratum, as indices into the sorted members that have a weight."""
         taking = tuple(member for member in sorted(members) if member[1])
         key = f"{self.seed}/{epoch}/{stratum}"
-        return ownership(key, self.column_sizes(epoch, stratum), taking)
+        return _ownership(key, self.column_sizes(epoch, stratum), taking)
 
     def lost_and_repeated(
         self, before: Sequence[MemberPosition], after: Sequence[MemberPosition]

@@ -51,9 +51,9 @@ def _stepped(phi_v: torch.Tensor, codes: torch.Tensor, part_of: int) -> torch.Te
     return after
 
 
-def _averaged(all_codes: list[torch.Tensor], weights: list[int], part_of: int) -> torch.Tensor:
+def _averaged(all_codes: list[torch.Tensor], shares: list[float], part_of: int) -> torch.Tensor:
     codec, out = get_codec("int8", part_of=part_of), torch.empty_like(all_codes[0])
-    contributions = [WeightedCodes(*each) for each in zip(all_codes, weights, strict=True)]
+    contributions = [WeightedCodes(*each) for each in zip(all_codes, shares, strict=True)]
     num_values = len(out) // codec.code_bytes(BLOCK) * BLOCK
     average_codes(contributions, codec, num_values, out)
     return out
@@ -91,19 +91,19 @@ def test_a_chunk_in_pieces_is_stepped_where_it_lies_and_what_it_was_is_kept(part
 @given(
     seed=st.integers(0, 2**32 - 1),
     blocks=st.integers(1, 24),
-    weights=st.lists(st.integers(1, 1000), min_size=2, max_size=5),
+    shares=st.lists(st.floats(0, 1), min_size=2, max_size=5),
 )
 @settings(deadline=None, max_examples=100)
 def test_the_average_is_the_same_to_the_last_bit(
-    seed: int, blocks: int, weights: list[int]
+    seed: int, blocks: int, shares: list[float]
 ) -> None:
-    codes = _codes(_vectors(seed, len(weights), blocks))
-    assert torch.equal(_averaged(codes, weights, PART_OF), _averaged(codes, weights, 0))
+    codes = _codes(_vectors(seed, len(shares), blocks))
+    assert torch.equal(_averaged(codes, shares, PART_OF), _averaged(codes, shares, 0))
 
 
 def test_an_average_of_several_tiles_is_the_same() -> None:
     codes = _codes(_vectors(0, 3, 2 * TILE // BLOCK + 3))
-    assert torch.equal(_averaged(codes, [1, 2, 3], PART_OF), _averaged(codes, [1, 2, 3], 0))
+    assert torch.equal(_averaged(codes, [1, 0.5, 0.3], PART_OF), _averaged(codes, [1, 0.5, 0.3], 0))
 
 
 def test_parts_of_a_long_vector_take_the_compiled_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,14 +51,14 @@ def _state(seed: int = 0, num_values: int = C) -> ChunkValues:
 
 
 def _average(
-    name: str, vectors: npt.NDArray[Any], weights: list[int], num_values: int = C
+    name: str, vectors: npt.NDArray[Any], shares: list[float], num_values: int = C
 ) -> torch.Tensor:
     given = [
-        WeightedCodes(_codes(name, vector), weight)
-        for vector, weight in zip(vectors, weights, strict=True)
+        WeightedCodes(_codes(name, vector), share)
+        for vector, share in zip(vectors, shares, strict=True)
     ]
     out = torch.empty_like(given[0].codes)
-    assert average_codes(given, get_codec(name), num_values, out) == sum(weights)
+    average_codes(given, get_codec(name), num_values, out)
     return out
 
 
@@ -132,59 +132,33 @@ def test_what_does_not_fit_is_refused_and_nothing_written(broken):
 
 
 @pytest.mark.parametrize("name", ["fp32", "int8"])
-@pytest.mark.parametrize("weights", [[1, 1, 1], [30, 7, 30], [0, 4, 2], [2**40, 1, 3]])
+@pytest.mark.parametrize("shares", [[1, 1, 1], [1, 0.3, 1], [0, 0.7, 1], [2**-40, 1, 0.1]])
 @pytest.mark.parametrize("num_values", SIZES)
-def test_average_has_the_bits_of_a_plain_sum(name, weights, num_values):
+def test_average_has_the_bits_of_a_plain_sum(name, shares, num_values):
     vectors = _vectors(3, num_values)
     mean = np.zeros(num_values, np.float32)
-    for vector, weight in zip(vectors, weights, strict=True):
-        if weight:
-            share = np.float32(weight / sum(weights))
-            mean = mean + share * _decoded(name, _codes(name, vector), num_values)
-    assert torch.equal(_average(name, vectors, weights, num_values), _codes(name, mean))
+    for vector, share in zip(vectors, shares, strict=True):
+        mean = mean + np.float32(share / 3) * _decoded(name, _codes(name, vector), num_values)
+    assert torch.equal(_average(name, vectors, shares, num_values), _codes(name, mean))
 
 
-def test_equal_weights_make_the_plain_mean():
+def test_what_is_not_clipped_makes_the_plain_mean():
     vectors = _vectors(4)
     plain = ((vectors[0] + vectors[1]) + vectors[2] + vectors[3]) / np.float32(4)
     assert _same_bits(_average("fp32", vectors, [1, 1, 1, 1]), plain)
-    thirds = _decoded("fp32", _average("fp32", vectors[:3], [5, 5, 5]))
+    thirds = _decoded("fp32", _average("fp32", vectors[:3], [1, 1, 1]))
     np.testing.assert_allclose(thirds, vectors[:3].astype(np.float64).mean(0), rtol=0, atol=3e-7)
-
-
-@pytest.mark.parametrize("name", ["fp32", "int8"])
-def test_only_ratios_of_weights_count(name):
-    vectors = _vectors(3)
-    once, often = (_average(name, vectors, [w, 3 * w, 5 * w]) for w in (1, 30))
-    assert torch.equal(once, often)
-
-
-@pytest.mark.parametrize("name", ["fp32", "int8"])
-def test_no_weight_is_as_good_as_absent(name):
-    vectors = _vectors(3)
-    with_it, without = (
-        _average(name, vectors, [2, 0, 3]),
-        _average(name, vectors[[0, 2]], [2, 3]),
-    )
-    assert torch.equal(with_it, without)
 
 
 def test_one_contribution_is_its_own_average():
     for seed in range(20):  # among them, blocks that a second coding would change
         vectors = _vectors(2, seed=seed)
-        assert torch.equal(_average("int8", vectors, [7, 0]), _codes("int8", vectors[0]))
-
-
-@pytest.mark.parametrize("weights", [[], [0, 0], [3, -1]])
-def test_an_average_needs_weight(weights):
-    given = [WeightedCodes(_codes("int8", _vectors(1)[0]), weight) for weight in weights]
-    with pytest.raises(ValueError, match="weights"):
-        average_codes(given, get_codec("int8"), C, torch.empty(390, dtype=torch.uint8))
+        assert torch.equal(_average("int8", vectors[:1], [1.0]), _codes("int8", vectors[0]))
 
 
 def test_codes_of_another_length_are_not_averaged():
     codes = _codes("int8", _vectors(1)[0])
-    given, out = [WeightedCodes(codes, 1), WeightedCodes(codes[:-1], 1)], torch.zeros_like(codes)
+    given, out = [WeightedCodes(codes), WeightedCodes(codes[:-1])], torch.zeros_like(codes)
     with pytest.raises(ValueError, match="bytes"):
         average_codes(given, get_codec("int8"), C, out)
     assert not out.any()
@@ -227,10 +201,10 @@ for name in ("fp32", "int8"):
         for row in codes[1:]:
             values = random.standard_normal(size, dtype=np.float32) * np.float32(0.1)
             codec.encode(torch.from_numpy(values), row)
-        given = [WeightedCodes(row, weight) for row, weight in zip(codes[1:], (30, 17, 1, 9))]
-        weight = average_codes(given, codec, size, codes[0])
+        given = [WeightedCodes(row, 4 * w / 57) for row, w in zip(codes[1:], (30, 17, 1, 9))]
+        average_codes(given, codec, size, codes[0])
         step_pieces([(state, state)], codes[0], codec, NesterovFactors(0.4, 0.9))
-    found[name] = state_digest([state], cycle, 5, weight).hex()
+    found[name] = state_digest([state], cycle, 5, 57).hex()
 print(json.dumps([torch.backends.cpu.get_cpu_capability(), found]))
 """
 GOLDEN = {"fp32": "5678d711c55b770318c7f32d43cdd708", "int8": "f5ed5e24095e36f9b4a8a54a92568897"}

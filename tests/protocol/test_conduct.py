@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.gossip.matchmaking import RESTS, resting
+from protocol.gossip.matchmaking import RESTS
 from protocol.membership import book
 from protocol.membership.book import (
     HALF_LIFE_S,
@@ -15,6 +15,7 @@ from protocol.membership.book import (
     SLOWED_S,
     TAKEN_BACK_AT,
     WEIGHTS,
+    BackOff,
     Fault,
     PeerBook,
 )
@@ -107,7 +108,7 @@ def test_a_score_is_what_its_faults_have_faded_to(faults):
     patience=st.lists(st.sampled_from([0.0, 1.0, 60.0, RESTS.most_s + 1]), max_size=30),
 )
 def test_vectors_alone_slow_a_partner_and_never_silence_it(fault, patience):
-    noted, rest, now_s, waits_s = PeerBook(), resting(), 0.0, [0.0]
+    noted, rest, now_s, waits_s = PeerBook(), BackOff(*RESTS), 0.0, [0.0]
     for more_s in (0.0, 0.0, 0.0, *patience):
         assert not noted.note(now_s, "b", fault), "it rests instead: docs/security-reference.md"
         waits_s.append(noted.wait_s(now_s, "b"))

@@ -78,8 +78,8 @@ def test_a_whole_exchange_is_averaged_on_both_sides() -> None:
 
 @pytest.mark.parametrize("state", list(ExchangeState))
 def test_averaged_is_never_reached_without_their_vector(state: ExchangeState) -> None:
-    for event, transition in TRANSITIONS[state].items():
-        if transition.state is ExchangeState.AVERAGED:
+    for event, (after, _) in TRANSITIONS[state].items():
+        if after is ExchangeState.AVERAGED:
             assert (
                 state in (ExchangeState.HOLDING, ExchangeState.SETTLING)
                 or event is ExchangeEvent.VECTOR_ARRIVED

@@ -10,9 +10,9 @@ from protocol.gossip.matchmaking import (
     Matchmaker,
     SearchPhase,
     pair_rank,
-    resting,
 )
 from protocol.limits import MAX_HELD_PROPOSALS, MAX_PROPOSAL_TRIES
+from protocol.membership.book import BackOff
 from protocol.outcomes import RefusalReason, SkipReason
 
 GROUP = "group"
@@ -325,7 +325,7 @@ def test_of_two_peers_nobody_is_put_off() -> None:
 
 # --- peers that rest ------------------------------------------------------------------------------
 def test_a_rest_doubles_up_to_a_bound_and_ends_with_an_answer() -> None:
-    rest, now_s, rests = resting(), 0.0, []
+    rest, now_s, rests = BackOff(*m.RESTS), 0.0, []
     for _ in range(7):
         rest.failed("a", now_s)
         rest_s = RESTS.first_s
@@ -341,7 +341,7 @@ def test_a_rest_doubles_up_to_a_bound_and_ends_with_an_answer() -> None:
 
 
 def test_what_has_long_been_over_is_forgotten() -> None:
-    rest = resting()
+    rest = BackOff(*m.RESTS)
     rest.failed("a", 0.0)
     rest.failed("b", RESTS.first_s + RESTS.most_s + 1)
     assert list(rest._kept) == ["b"]

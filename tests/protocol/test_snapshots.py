@@ -5,11 +5,11 @@ import dataclasses
 import msgpack
 import pytest
 from msgspec.structs import replace
-from routing_worlds import RUN_ID, SIGNERS, WORK, MeasuredWorld
+from routing_worlds import RUN_ID, WORK, MeasuredWorld
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.routing.measures import LinkTimes, WorkTimes, encode_vector
-from protocol.routing.snapshots import REPLAN_EVERY_S, LinkSnapshot, Proposals, proposer_of
+from protocol.routing.snapshots import REPLAN_EVERY_S, LinkSnapshot, Proposals
 
 STAGES = [0, 0, 1, 1, 2]
 
@@ -128,12 +128,6 @@ def gathered(measured):
 def take_all(proposals, measured):
     for one in range(len(measured.stages)):
         proposals.take(measured.vector(one), measured.signed(one))
-
-
-def test_the_lowest_peer_id_proposes():
-    ids = [signer.peer_id for signer in SIGNERS[:4]]
-    assert proposer_of(reversed(ids)) == min(ids)
-    assert proposer_of([]) is None
 
 
 def test_all_that_hold_the_vectors_propose_the_same():

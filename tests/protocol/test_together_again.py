@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.gossip.helping import Helpfulness
-from protocol.gossip.matchmaking import resting
+from protocol.gossip.matchmaking import RESTS
+from protocol.membership.book import BackOff
 from protocol.plausible import WINDOW, Plausibility
 
 ROUND_S: Final = 60.0
@@ -34,7 +35,7 @@ class Replica:
 
     def __init__(self, name: str, values: Vector, moves: float, lies: Lies) -> None:
         self.name, self.values, self.moves = name, values, moves
-        self.plausibility, self.rest = Plausibility(), resting()
+        self.plausibility, self.rest = Plausibility(), BackOff(*RESTS)
         self.helpfulness = Helpfulness()
         for liar, distance in lies:
             self.plausibility.trained(STEPS)

@@ -14,7 +14,7 @@ work, for any thread. The codec is one's own: it holds scratch memory.
 
 An owner is given STALL_S to open, for its line may be full of what it averages; a stream that
 breaks is opened again until then. Our own averages are kept until MAX_OPENABLE newer ones are
-there, and no longer than OPENABLE_S.
+there, and no longer than three times that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,16 @@ from typing import Final
 import torch
 import trio
 
-from peer.codec import Codec, codes_as_tensor, get_codec
-from peer.codec.leaves import code_digest, leaf_digests, leaf_of, leaves_of_chunk, values_of_leaf
+from peer.codec import (
+    Codec,
+    code_digest,
+    codes_as_tensor,
+    get_codec,
+    leaf_digests,
+    leaf_of,
+    leaves_of_chunk,
+    values_of_leaf,
+)
 from peer.network.conversation import Conversation
 from peer.runtime import Network, PeerId, Work
 from protocol.address.peer_id import Sign
@@ -89,7 +97,7 @@ class ChunkAverages:
         shares = self._shares([each.length(chunk) for each in told])
         nesterov.average_codes(
             [
-                _weighted(codes[peer_id], share)
+                nesterov.WeightedCodes(codes_as_tensor(codes[peer_id]), share)
                 for peer_id, share in zip(contributors, shares, strict=True)
             ],
             self._outer.codec,
@@ -133,10 +141,6 @@ class ChunkAverages:
         return signed_result(unsigned, self._sign)
 
 
-def _weighted(codes: memoryview, share: float) -> nesterov.WeightedCodes:
-    return nesterov.WeightedCodes(codes_as_tensor(codes), MAX_CONTRIBUTION_WEIGHT, share)
-
-
 # --- leaf average ---------------------------------------------------------------------------------
 def leaf_average(
     codec: Codec, num_values: int, opened: Sequence[audits.OpenedLeaf], *, trims: bool
@@ -146,7 +150,7 @@ def leaf_average(
     Raises RemoteProtocolError: codes that are malformed: no owner may take them.
     """
     size = codec.code_bytes(num_values)
-    weighted = [_weighted(memoryview(bytearray(codes)), share) for codes, share in opened]
+    weighted = [nesterov.WeightedCodes(codes_as_tensor(codes), share) for codes, share in opened]
     if any(len(each.codes) != size or not codec.validate(each.codes) for each in weighted):
         raise RemoteProtocolError("a contribution whose codes are malformed")
     out = torch.empty(size, dtype=torch.uint8)
@@ -176,7 +180,7 @@ def audit(
     *,
     trims: bool,
 ) -> tuple[AuditOutcome, bytes]:
-    """What comes of an audit, and what proves it if it is a lie.
+    """The outcome of an audit, and the proof of a lie.
 
     Args:
         num_values: of the chunk.
@@ -205,8 +209,6 @@ def check_evidence(codec: Codec, num_values: int, found: audits.Evidence, *, tri
 # --- fragment audits ------------------------------------------------------------------------------
 AGAIN_S: Final = 2.0
 """After a stream that broke, or an owner that opens to as many already as it can."""
-OPENABLE_S: Final = 3 * STALL_S
-"""After a doubt others ask too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,8 @@ class FragmentAudits:
         now_s = trio.current_time()
         self._made[result.fragment, result.cycle] = _Made(order, result, now_s)
         for key, made in list(self._made.items()):
-            if len(self._made) > MAX_OPENABLE or now_s - made.at_s > OPENABLE_S:
+            # After a doubt others ask too.
+            if len(self._made) > MAX_OPENABLE or now_s - made.at_s > 3 * STALL_S:
                 del self._made[key]
 
     async def answer(self, talk: Conversation, asked: GetOpening) -> None:
@@ -262,7 +265,7 @@ class FragmentAudits:
         return await self._work.run(look, self._codec(), num_values, leaf, order.codes, opening)
 
     async def _opening(self, leaf: audits.Leaf) -> bytes | None:
-        """What the owner shows; None if it refuses, or sends something else."""
+        """The opening that the owner shows; None if it refuses, or sends something else."""
         result, network = leaf.result, self._network
         asked = GetOpening(self._group, result.fragment, result.cycle, leaf.chunk, leaf.index)
         while True:

@@ -16,15 +16,14 @@ show them. protocol/diloco/healing.py decides what is asked, and what becomes of
 """
 
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, get_args
 
 import trio
 from msgspec.structs import replace
 
-from peer.codec import Codec, codes_as_tensor, root_mean_square
-from peer.codec.leaves import code_digest
+from peer.codec import Codec, code_digest, codes_as_tensor, root_mean_square
 from peer.network.conversation import Conversation, Payload
 from peer.runtime import Network, PeerId, Work
 from protocol.address.peer_id import Sign
@@ -98,30 +97,20 @@ class Posts:
     async def _carry(
         self, peer_id: PeerId, box: _Box, take: trio.MemoryReceiveChannel[tuple[Message, Payload]]
     ) -> None:
-        talk: Conversation | None = None
         with box.scope:
-            try:
-                async for message, payload in take:
-                    try:
-                        talk = talk or await self._open(peer_id)
-                        await talk.send(message, payload, stall_s=STALL_S)
-                    except LocoError:
-                        self.lost += 1
-                        await _closed(talk)
-                        talk = None
-            finally:
-                await _closed(talk)
+            async for first in take:  # and of each further stream, after one that broke
+                try:
+                    async with await self._open(peer_id) as talk:
+                        await talk.send(*first, stall_s=STALL_S)
+                        async for message, payload in take:
+                            await talk.send(message, payload, stall_s=STALL_S)
+                except LocoError:
+                    self.lost += 1
 
     async def _open(self, peer_id: PeerId) -> Conversation:
         with trio.move_on_after(STALL_S):
             return Conversation(await self._network.open_stream(peer_id, FRAGMENT))
         raise LocoError(f"{peer_id} did not answer within {STALL_S:.0f} s")
-
-
-async def _closed(talk: Conversation | None) -> None:
-    if talk is not None:
-        with suppress(LocoError):
-            await talk.aclose()
 
 
 # --- our own contributions ------------------------------------------------------------------------
@@ -130,13 +119,13 @@ NOT_SIGNED = bytes(64)
 
 def length_of(codec: Codec, codes: memoryview, num_values: int) -> float:
     """The length of a contribution to a chunk, as it tells it; codes are valid ones."""
-    return told_length(root_mean_square(codes_as_tensor(codes), codec, num_values))
+    return told_length(root_mean_square(codes, codec, num_values))
 
 
 def contribution_of(
     order: Contribute, group: str, outer: OuterFragments, sign: Sign
 ) -> tuple[Contribution, memoryview, Parts]:
-    """What an owner, perhaps we, is sent: with its codes, together and by chunk. Blocking work."""
+    """Our contribution to an owner, perhaps us; its codes, together and by chunk. Blocking work."""
     sent, chunks = order.sent, [stamp.chunk for stamp in order.stamps]
     fragment = sent.fragment
     parts = outer.split_codes(fragment, range(len(outer.fragments[fragment].chunks)), sent.codes)

@@ -8,7 +8,7 @@ training peer i sends what it would take away from phi, its pseudo-gradient
 The owner of a chunk averages what arrived and codes the mean; every peer, the owner too, decodes
 those codes to D and takes one step of SGD with Nesterov momentum:
 
-    D   = sum_i share_i D_i,  share_i = w_i / sum_j w_j
+    D   = 1/n sum_i share_i D_i                 share_i: 1, or less where D_i is clipped
     v   <- mu v + D
     phi <- phi - lr (D + mu v)
 
@@ -26,9 +26,8 @@ Rules:
 - D is what the *codes* of the result say, for the owner too.
 - The average adds in the order of the contributions given (sorted peer ids): two owners that admit
   the same peers write the same codes.
-- Weights are whole numbers. Only their ratios count, w and 2 w give the same bytes; a share is one
-  division, rounded to fp32. Shares sum to 1 but for rounding, so the mean of values within a code's
-  bounds cannot overflow. Weight 0 is as good as absent.
+- A factor is one division, rounded to fp32. Factors sum to 1 at most, but for rounding, so the mean
+  of values within a code's bounds cannot overflow.
 - One contribution alone is its own average: its codes are the result, not coded a second time.
 - The last cycle of a run is a plain average (`PLAIN_AVERAGE`: lr 1, mu 0): phi - D, the mean of all
   theta but for what coding takes. Momentum leads to where training goes on; at the end, where it
@@ -38,16 +37,14 @@ Rules:
 
 The trimmed mean of a chunk. Clipping by length (protocol/plausible.py) bounds how far one
 contribution pulls in all; it says nothing of where it pulls. In each coordinate the values of n
-contributions are put in order, the k = floor(0.3 n) on either side are left out, and the weighted
-mean of the rest is taken (Yin et al. 2018, arXiv 1803.01498, with weights). So k contributions,
-however they agree, move no coordinate beyond what the others span.
+contributions are put in order, the k = floor(0.3 n) on either side are left out, and the mean of
+the rest is taken (Yin et al. 2018, arXiv 1803.01498). So k contributions, however they agree, move
+no coordinate beyond what the others span.
 
 - Of fewer than LEAST_TRIMMED contributions none is left out: clipping, which comes first in any
   case, is what there is then.
 - Equal bytes everywhere, also of a leaf that is worked out by itself (averages.py): everything is
-  done value by value, in one order, each operation rounded to fp32 by itself. Of equal values the
-  one whose contribution comes first is the lower.
-- What is left has other weights in each coordinate, so each is divided by its own.
+  done value by value, in one order, each operation rounded to fp32 by itself.
 
 Steps and averages go through the codec's compiled loops where these fit (int8_nesterov.py).
 """
@@ -75,19 +72,13 @@ def num_trimmed(contributions: int) -> int:
     return TRIMMED_TENTHS * contributions // 10 if contributions >= LEAST_TRIMMED else 0
 
 
-def trimmed_mean(values_NC: torch.Tensor, weights: Sequence[int], out_C: torch.Tensor) -> None:
-    """Write the weighted mean of what is left of N clipped contributions, fp32."""
-    num, total = len(weights), sum(weights)
-    shares_N = torch.tensor([weight / total for weight in weights], dtype=torch.float32)
-    order_NC = values_NC.argsort(dim=0, stable=True)
-    left_C = torch.zeros_like(out_C)
+def trimmed_mean(values_NC: torch.Tensor, out_C: torch.Tensor) -> None:
+    """Write the mean of what is left of N clipped contributions, fp32."""
+    num, left_C = len(values_NC), torch.zeros_like(out_C)
     out_C.zero_()
-    for rank in range(num_trimmed(num), num - num_trimmed(num)):
-        chosen_C = order_NC[rank]
-        share_C = shares_N.to(out_C.device)[chosen_C]
-        value_C = values_NC.gather(0, chosen_C.unsqueeze(0)).squeeze(0)
-        out_C.add_(value_C.mul_(share_C))
-        left_C.add_(share_C)
+    for value_C in values_NC.sort(dim=0).values[num_trimmed(num) : num - num_trimmed(num)]:
+        out_C.add_(value_C.mul_(1 / num))  # first: a sum of many might overflow
+        left_C.add_(1 / num)
     out_C.div_(left_C)
 
 
@@ -115,14 +106,9 @@ class ChunkValues:
 
 @dataclass(frozen=True, slots=True)
 class WeightedCodes:
-    """What one peer sent: valid codes of D_i, and w_i >= 0.
-
-    Attributes:
-        share: 1, or less where D_i is clipped: it is made so many times as long.
-    """
+    """Valid codes of one peer's D_i, which is made `share` times as long."""
 
     codes: torch.Tensor
-    weight: int
     share: float = 1.0
 
 
@@ -134,50 +120,39 @@ def average_codes(
     scratch: torch.Tensor | None = None,
     *,
     trims: bool = False,
-) -> int:
-    """Write the codes of the weighted mean of a chunk.
+) -> None:
+    """Write the codes of the mean of a chunk.
 
     Args:
-        contributions: in the order of their peer ids.
+        contributions: at least one, in the order of their peer ids.
         out_codes: uint8 [code_bytes(num_values)], overwritten; none of the contributions' memory.
         scratch: fp32, at least `num_values` long; taken anew if not given.
         trims: take the trimmed mean.
 
-    Returns:
-        The sum of the weights.
-
     Raises:
-        ValueError: no weight, a negative one, or lengths that do not fit (nothing was written); or
-            the mean is beyond what the codec takes (`out_codes` is then undefined).
+        ValueError: lengths do not fit (nothing was written); or the mean is beyond what the codec
+            takes (`out_codes` is then undefined).
     """
-    admitted = [each for each in contributions if each.weight]
-    total = sum(each.weight for each in admitted)
-    if not admitted or any(each.weight < 0 for each in admitted):
-        raise ValueError(
-            f"weights {[each.weight for each in contributions]}: none below 0, one above"
-        )
-    _check_codes([out_codes, *(each.codes for each in admitted)], codec, num_values)
-    if len(admitted) == 1:
-        out_codes.copy_(admitted[0].codes)
-        return total
+    _check_codes([out_codes, *(each.codes for each in contributions)], codec, num_values)
+    if len(contributions) == 1:
+        out_codes.copy_(contributions[0].codes)
+        return
     if scratch is None:
         scratch = torch.empty(num_values, dtype=torch.float32, device=out_codes.device)
     mean_C = scratch[:num_values]
     spare = torch.empty(min(TILE, num_values), dtype=torch.float32, device=out_codes.device)
-    trims = trims and num_trimmed(len(admitted)) > 0
+    trims = trims and num_trimmed(len(contributions)) > 0
     for start in range(0, num_values, TILE):
         mean = mean_C[start : start + TILE]
         if trims:
-            _trimmed_tile(admitted, codec, start, mean)
+            _trimmed_tile(contributions, codec, start, mean)
         else:
-            _average_tile(admitted, total, codec, start, mean, spare)
+            _average_tile(contributions, codec, start, mean, spare)
     codec.encode(mean_C, out_codes)
-    return total
 
 
 def _average_tile(
-    admitted: Sequence[WeightedCodes],
-    total: int,
+    contributions: Sequence[WeightedCodes],
     codec: Codec,
     start: int,
     mean: torch.Tensor,
@@ -185,8 +160,8 @@ def _average_tile(
 ) -> None:
     value = spare[: mean.numel()]
     mean.zero_()
-    for each in admitted:
-        factor = each.share * each.weight / total
+    for each in contributions:
+        factor = each.share / len(contributions)
         if fused_add(each.codes, factor, codec, start, mean):
             continue
         codec.decode(each.codes, value, start)
@@ -194,13 +169,13 @@ def _average_tile(
 
 
 def _trimmed_tile(
-    admitted: Sequence[WeightedCodes], codec: Codec, start: int, mean: torch.Tensor
+    contributions: Sequence[WeightedCodes], codec: Codec, start: int, mean: torch.Tensor
 ) -> None:
-    values = torch.empty(len(admitted), mean.numel(), dtype=torch.float32, device=mean.device)
-    for each, row in zip(admitted, values, strict=True):
+    values = torch.empty(len(contributions), mean.numel(), dtype=torch.float32, device=mean.device)
+    for each, row in zip(contributions, values, strict=True):
         codec.decode(each.codes, row, start)
         row.mul_(each.share)
-    trimmed_mean(values, [each.weight for each in admitted], mean)
+    trimmed_mean(values, mean)
 
 
 def step_pieces(
@@ -224,12 +199,11 @@ def step_pieces(
     """
     for before, after in pieces:
         _check_state(before, after)
-    numbers = (factors.learning_rate, factors.momentum)
     cuts = [0, *accumulate(before.phi_C.numel() for before, _ in pieces)]
     _check_codes([result_codes], codec, cuts[-1])
     for start, (before, after) in zip(cuts, pieces, strict=False):
         vectors = (before.phi_C, before.v_C, after.phi_C, after.v_C)
-        if not fused_step(result_codes, start, vectors, codec, numbers, keep=keep):
+        if not fused_step(result_codes, start, vectors, codec, factors, keep=keep):
             if keep:
                 before.copy_from(after)
             _step_plainly(before, result_codes, start, codec, factors, after)
@@ -278,7 +252,7 @@ def fused_step(
     start: int,
     vectors: Vectors,
     codec: Codec,
-    factors: tuple[float, float],
+    factors: NesterovFactors,
     *,
     keep: bool,
 ) -> bool:
@@ -290,7 +264,7 @@ def fused_step(
     if fused is None:
         return False
     arrays = (*fused.codes[0], *(vector.numpy() for vector in vectors))
-    numbers = tuple(map(np.float32, factors))
+    numbers = np.float32(factors.learning_rate), np.float32(factors.momentum)
     in_chunks(
         lambda first, last: fused.kernels.step_blocks(*arrays, numbers, keep, first, last),
         vectors[0].numel() // BLOCK,
@@ -315,7 +289,7 @@ def load_loops(codec: Codec) -> None:
     state = ChunkValues(torch.zeros(BLOCK), torch.zeros(BLOCK))
     codes = torch.zeros(2, codec.code_bytes(BLOCK), dtype=torch.uint8)
     codec.validate(codes[0])
-    average_codes([WeightedCodes(codes[0], 1)] * 2, codec, BLOCK, codes[1])
+    average_codes([WeightedCodes(codes[0])] * 2, codec, BLOCK, codes[1])
     step_pieces([(state, state)], codes[1], codec, PLAIN_AVERAGE)
 
 

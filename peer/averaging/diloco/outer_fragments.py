@@ -240,7 +240,7 @@ class OuterFragments:
         All have seen the same results, so nearly always all judge the same; else one heals.
         """
         size = self.chunk_values(fragment, result.chunk)
-        length = root_mean_square(codes_as_tensor(result.codes), self.codec, size)
+        length = root_mean_square(result.codes, self.codec, size)
         seen, scale = self._seen[fragment, result.chunk], 0.0
         if not seen.has_seen_enough:
             scale = self._first_bound(fragment, result.chunk)
@@ -262,7 +262,7 @@ class OuterFragments:
             sent, part = self._sent[fragment]
             chunks = range(len(self.fragments[fragment].chunks))
             codes = self.split_codes(fragment, chunks, sent)[chunk]
-            if part and (ours := root_mean_square(codes_as_tensor(codes), self.codec, size)):
+            if part and (ours := root_mean_square(codes, self.codec, size)):
                 return FIRST_RESULTS * ours / part
         vectors = [piece.phi_C for piece in self._now[fragment, chunk]]
         length = math.sqrt(sum(float(torch.dot(each, each)) for each in vectors) / size)

@@ -67,7 +67,7 @@ _TOLD: Final = {
 
 @dataclass(frozen=True, slots=True)
 class OwnVector:
-    """What one peer brings to an exchange.
+    """The contribution of one peer to an exchange.
 
     Attributes:
         round, step, final: as of `RoundSnapshot`.

@@ -39,7 +39,7 @@ MAX_REMEMBERED_EXCHANGES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What two peers must have in common before they average.
+    """Terms that two peers must have in common before they average.
 
     Attributes:
         inner_steps: H, the nominal steps of a round.

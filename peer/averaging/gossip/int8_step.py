@@ -10,15 +10,11 @@ of scratch, and delta is neither read nor written.
 Importing this file compiles it; go through `peer.codec.compiled.kernels_of`.
 """
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from peer.codec import BLOCK
 from peer.codec.compiled import helper, kernel
-
-Array = npt.NDArray[Any]
+from peer.codec.int8_kernels import Array, scale_from, values_of
 
 
 @helper(any_order=True)
@@ -58,9 +54,8 @@ def step_blocks(
     distance_squares = 0.0
     apart, pair = np.zeros(BLOCK, np.float32), share < np.float32(1)
     move, remembers = np.zeros(BLOCK, np.float32), alpha != np.float32(0)
-    own_codes = own_codes[first * BLOCK : last * BLOCK]
-    other_codes = other_codes[first * BLOCK : last * BLOCK]
-    phi_P, delta_P = phi_P[first * BLOCK : last * BLOCK], delta_P[first * BLOCK : last * BLOCK]
+    own_codes, other_codes = values_of(own_codes, first, last), values_of(other_codes, first, last)
+    phi_P, delta_P = values_of(phi_P, first, last), values_of(delta_P, first, last)
     own_scales, other_scales = own_scales[first:last], other_scales[first:last]
     for block in range(last - first):
         at = block * BLOCK
@@ -68,9 +63,9 @@ def step_blocks(
         delta = delta_P[at : at + BLOCK] if remembers else move
         if not remembers:
             move[:] = np.float32(0)  # of the block before
-        own_scale = np.int32(np.int32(own_scales[block]) << np.int32(16)).view(np.float32)
+        own_scale = scale_from(own_scales[block])
         if pair:
-            other_scale = np.int32(np.int32(other_scales[block]) << np.int32(16)).view(np.float32)
+            other_scale = scale_from(other_scales[block])
             for i in range(BLOCK):
                 own = np.float32(own_codes[at + i]) * own_scale
                 mean = own * share + np.float32(other_codes[at + i]) * other_scale * share
@@ -98,13 +93,12 @@ def apart_blocks(
     """The sums of squares of our values less theirs, and of ours, of blocks first .. last - 1."""
     distance_squares = own_squares = 0.0
     ours, apart = np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32)
-    own_codes = own_codes[first * BLOCK : last * BLOCK]
-    other_codes = other_codes[first * BLOCK : last * BLOCK]
+    own_codes, other_codes = values_of(own_codes, first, last), values_of(other_codes, first, last)
     own_scales, other_scales = own_scales[first:last], other_scales[first:last]
     for block in range(last - first):
         at = block * BLOCK
-        own_scale = np.int32(np.int32(own_scales[block]) << np.int32(16)).view(np.float32)
-        other_scale = np.int32(np.int32(other_scales[block]) << np.int32(16)).view(np.float32)
+        own_scale = scale_from(own_scales[block])
+        other_scale = scale_from(other_scales[block])
         for i in range(BLOCK):
             own = np.float32(own_codes[at + i]) * own_scale
             ours[i] = own

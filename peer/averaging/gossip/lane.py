@@ -85,7 +85,7 @@ class PairLane:
     async def contribution(
         self, codes: memoryview, digest: str, *, round: int, step: int, steps: int, tokens: int
     ) -> OwnVector:
-        """What a snapshot brings to averaging; `codes` and `digest` are of theta."""
+        """The contribution of a snapshot; `codes` and `digest` are of theta."""
         payload = codes
         if self.outer.needs_phi_codes:
             payload = await self._work.run(self.outer.with_phi, codes)

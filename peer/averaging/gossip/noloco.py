@@ -82,14 +82,6 @@ MEETINGS_AT_ONCE: Final = 4
 Both sides keep to that order, so neither waits for what the other has not come to."""
 
 
-class _PendingTrial:
-    """The trainer's answer to a `Try`; None where it has none."""
-
-    def __init__(self) -> None:
-        self.over = trio.Event()
-        self.gain: float | None = None
-
-
 class PairRounds:
     """The rounds of a peer that averages in pairs. Implements `peer.rounds.way.Way`."""
 
@@ -122,7 +114,7 @@ class PairRounds:
         self._sent: FragmentSent | None = None
         self._sent_s: dict[int, float] = {}
         self._measures = False
-        self._trials: dict[int, _PendingTrial] = {}
+        self._trials: dict[int, trio.MemorySendChannel[float | None]] = {}
         self._exchanged: dict[int, trio.Event] = {}
         self._settled = trio.Event()
         self._settled.set()
@@ -268,10 +260,9 @@ class PairRounds:
         blocks = self._trial_blocks(own.steps) if self._measures else 0
         if not blocks:
             return None
-        trial = self._trials[sent.fragment] = _PendingTrial()
+        self._trials[sent.fragment], gain = trio.open_memory_channel[float | None](1)
         await line.send(Try(sent.fragment, sent.cycle, blocks))
-        await trial.over.wait()
-        return trial.gain
+        return await gain.receive()
 
     def _trial_blocks(self, steps: int) -> int:
         training, model = self._spec.training, self._spec.model
@@ -280,8 +271,7 @@ class PairRounds:
 
     def _tried(self, fragment: int, gain: float | None) -> None:
         if (trial := self._trials.pop(fragment, None)) is not None:
-            trial.gain = gain
-            trial.over.set()
+            trial.send_nowait(gain)
 
     async def _validate(self, line: TrainerLine, round_: int) -> None:
         async with self._at_rest:

@@ -47,15 +47,13 @@ from typing import Final
 import numpy as np
 import torch
 
-from peer.codec import BLOCK, TILE, CodeBuffer, Codec, codes_as_tensor
+from peer.codec import BLOCK, TILE, CodeBuffer, Codec, codes_as_tensor, decoded_tiles
 from peer.codec.compiled import in_chunks
 from protocol.content.samples import Float32Vector
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 
 WAY: Final = "noloco"
 """The name under which a codec's row has compiled loops for this way (protocol/run/ways.py)."""
-MAX_MEMBERS: Final = 2
-"""The loops know one of us alone, and a pair."""
 
 
 # --- the step of a group --------------------------------------------------------------------------
@@ -128,7 +126,7 @@ def fused_step(
         The sum of squares of our values less the mean; None, and nothing done, where no compiled
         loop fits: another code, a short vector, a larger group, numba missing.
     """
-    if len(theta_codes) > MAX_MEMBERS:
+    if len(theta_codes) > 2:  # the loops know one of us alone, and a pair
         return None
     fused = codec.fused_loops(WAY, theta_codes, (phi_P, delta_P))
     if fused is None:
@@ -245,12 +243,8 @@ def _plain_apart(
     ours: torch.Tensor, theirs: torch.Tensor, codec: Codec, size: int
 ) -> tuple[float, float]:
     """Sums of squares, of ours less theirs and of ours, tile by tile."""
-    scratch = torch.empty(2, min(TILE, size), dtype=torch.float32, device=ours.device)
     distance = own = 0.0
-    for start in range(0, size, TILE):
-        one, other = scratch[:, : size - start]
-        codec.decode(ours, one, start)
-        codec.decode(theirs, other, start)
+    for _, (one, other) in decoded_tiles([ours, theirs], codec, size):
         own += _squares(one)
         distance += _squares(one.sub_(other))
     return distance, own
@@ -363,11 +357,7 @@ class OuterState:
         own, theirs = self._vectors(own_codes)[0], self._vectors(partner_codes)[0]
         factor = -self._factors.beta * (1 - own_share)
         phi, delta = self._part(self._phi), self._part(self._delta)
-        scratch = torch.empty(2, min(TILE, self._size))
-        for start in range(0, self._size, TILE):
-            pulled, before = scratch[:, : self._size - start]
-            self._codec.decode(theirs, pulled, start)
-            self._codec.decode(own, before, start)
+        for start, (pulled, before) in decoded_tiles([theirs, own], self._codec, self._size):
             pulled.sub_(before).mul_(factor)
             phi[start : start + TILE].add_(pulled)
             if self._factors.remembers:

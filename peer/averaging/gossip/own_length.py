@@ -82,8 +82,11 @@ class OwnLength:
         own, outcome = settled.own, settled.outcome
         is_told = isinstance(outcome, Averaged) or outcome.reason is SkipReason.DEADLINE
         self._on_the_line = None
-        if is_told and outcome.partner_id is not None and not own.final:
-            taken_s, trained_s = self._beside.landed(self._spent()), closed.processor_s
+        if outcome.partner_id is None:
+            return
+        # Also of one that came to nothing: else it would be taken for what is taken always.
+        taken_s, trained_s = self._beside.landed(self._spent()), closed.processor_s
+        if is_told and not own.final:
             lost_s = taken_s * closed.seconds / trained_s if trained_s > 0 else 0.0
             self._on_the_line = own.round, outcome.partner_id, settled.exchange_s + apply_s, lost_s
 

@@ -65,11 +65,8 @@ class Packer:
         apart = apart_per_block(own, theirs, self.vectors)
         self._expected = expected_after(apart, self._expected)
 
-    async def is_right(self, payload: memoryview, digest: str) -> bool:
+    def is_right(self, payload: memoryview, digest: str) -> bool:
         """Whether these codes have this digest, and can be decoded to finite values."""
-        return await self.work.run(self._is_right, payload, digest)
-
-    def _is_right(self, payload: memoryview, digest: str) -> bool:
         if blake3.blake3(payload).hexdigest(length=16) != digest:
             return False
         codec, size = get_codec(self.codec), len(payload) // self.vectors
@@ -108,16 +105,16 @@ class Reading:
     async def take(self, digest: str) -> Marks | bool:
         """Their vector is in its room: whether it is right, or the blocks to ask for."""
         self._digest = digest
-        facts, came = self._packer.facts, self._came
+        facts, came, run = self._packer.facts, self._came, self._packer.work.run
         if came is self.into:
             facts.plain += self.packs
-            return await self._packer.is_right(self.into, self._digest)
-        self._asking = Asking(blocks_of(len(self.into)))
+            return await run(self._packer.is_right, self.into, self._digest)
+        blocks = blocks_of(len(self.into))
+        self._asking = Asking(blocks)
         facts.packed += 1
-        facts.blocks += self._asking.blocks
+        facts.blocks += blocks
         try:
-            run, vectors = self._packer.work.run, self.vectors
-            bad = await run(unpack, came, self._own, self.into, vectors)
+            bad = await run(unpack, came, self._own, self.into, self.vectors)
         except MalformedPack:
             return False
         self._came = self.into
@@ -137,15 +134,15 @@ class Reading:
         return await self._next(None)
 
     async def _next(self, bad: Marks | None) -> Marks | bool:
-        if bad is None and await self._packer.is_right(self.into, self._digest):
+        packer = self._packer
+        if bad is None and await packer.work.run(packer.is_right, self.into, self._digest):
             return True
         assert self._asking is not None
         self._wanted = self._asking.next(bad)
         if self._wanted is None:
             return False
-        facts = self._packer.facts
-        facts.misread += int(self._wanted.sum()) if bad is not None else 0
-        facts.whole += bad is None
+        packer.facts.misread += int(self._wanted.sum()) if bad is not None else 0
+        packer.facts.whole += bad is None
         return self._wanted
 
     def end(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from owner_worlds import CYCLE, FRAGMENT, GROUP, IDS, codes_of, outer_copy
 
 from peer.averaging.diloco.outer_fragments import OuterFragments
-from peer.codec.leaves import code_digest
+from peer.codec import code_digest
 from protocol.diloco import commands as e
 from protocol.diloco.cycle_machine import CycleMachine, digest_of_stamps
 from protocol.diloco.peers import Context, Peers, SendPlan

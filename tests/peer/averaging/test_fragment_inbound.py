@@ -6,7 +6,7 @@ from owner_worlds import FRAGMENT, GROUP, IDENTITIES, IDS, codes_of, contributio
 from pipe_streams import pipe
 
 from peer.averaging.diloco.fragment_messages import FragmentInbound, OtherGroup
-from peer.codec.leaves import code_digest
+from peer.codec import code_digest
 from peer.network.conversation import Conversation
 from peer.runtime.work import SimulatedWork
 from protocol.errors import RemoteProtocolError

@@ -109,7 +109,6 @@ def test_after_the_deadline_the_average_is_exact_for_what_arrived(world):
     assert world.comes(2, {0: 100.0}) is RefusalReason.AHEAD
     world.wait(MAX_COLLECT_S + 1)
     assert world.averages() == [2.5]
-    assert world.context.counts.cut_short == 1
 
 
 def test_who_is_lost_is_not_waited_for(world):
@@ -261,10 +260,9 @@ def test_collections_are_bounded_and_the_oldest_is_closed_as_it_is(world):
         assert len(world.averaging) == (cycle == MAX_COLLECTIONS) * 2
     oldest, newest = world.averaging  # for the newest the late one is not waited for
     assert (oldest.cycle, newest.cycle) == (0, MAX_COLLECTIONS)
-    assert world.context.counts.cut_short == 1
 
 
-def test_what_averaging_cannot_keep_up_with_is_over_and_counted(world):
+def test_what_averaging_cannot_keep_up_with_is_over(world):
     world.averages_at_once = False
     for cycle in range(MAX_COLLECTIONS + 2):
         world.see(IDS, cycle)
@@ -272,7 +270,6 @@ def test_what_averaging_cannot_keep_up_with_is_over_and_counted(world):
             world.comes(peer, {0: 1.0}, cycle=cycle)
     last = MAX_COLLECTIONS + 1
     assert list(world.owner.over) == [(FRAGMENT, last - 1), (FRAGMENT, last)]
-    assert world.context.counts.cut_short == 2
     world.average_all()
     assert len(world.published) == MAX_COLLECTIONS
     assert len(world.owner.over) == MAX_COLLECTIONS + 2

@@ -17,8 +17,14 @@ from owner_worlds import (
 from peer.averaging.diloco.averages import ChunkAverages, audit, check_evidence, opening_of
 from peer.averaging.diloco.fragment_messages import signed_with
 from peer.averaging.diloco.outer_fragments import OuterFragments
-from peer.codec import codes_as_tensor
-from peer.codec.leaves import code_digest, leaf_digests, leaf_of, leaves_of_chunk, values_of_leaf
+from peer.codec import (
+    code_digest,
+    codes_as_tensor,
+    leaf_digests,
+    leaf_of,
+    leaves_of_chunk,
+    values_of_leaf,
+)
 from peer.network.identity import Identity
 from protocol.diloco.audits import Evidence, Leaf, read_proof
 from protocol.diloco.commands import Admitted, Average

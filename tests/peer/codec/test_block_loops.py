@@ -292,6 +292,19 @@ def test_a_codec_that_has_gone_over_many_short_vectors_gets_compiled_loops(
     assert len(set(coded)) == 1
 
 
+def test_a_codec_counts_what_it_has_gone_over_and_not_the_vector_that_this_is_of(
+    ways: Ways, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "COMPILED_AFTER", 3 * BLOCK)
+    codec, x = get_codec(ways.codec.name), torch.linspace(-1, 1, 8 * BLOCK)
+    codes = _encoded(ways.codec, ways.plain, x)
+    kinds = []
+    for start in range(0, 4 * BLOCK, BLOCK):
+        kinds.append(codec.loops_for(BLOCK, MAIN_MEMORY))
+        codec.decode(codes, x[:BLOCK], start)
+    assert kinds == ["plain", "plain", "plain", "compiled"]
+
+
 def test_where_nothing_can_be_kept_kernels_are_compiled_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

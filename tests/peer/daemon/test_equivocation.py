@@ -8,8 +8,7 @@ from swarm_worlds import simulated, start
 from test_audited_swarm import convicted
 
 from peer.averaging.diloco.fragment_messages import Posts
-from peer.codec import codes_as_tensor, get_codec
-from peer.codec.leaves import code_digest
+from peer.codec import code_digest, codes_as_tensor, get_codec
 from peer.network.identity import Identity
 from peer.observe.event_names import EventName
 from peer.runtime import PeerId

@@ -316,7 +316,11 @@ async def test_an_owner_killed_between_send_and_return_leaves_its_chunks_as_they
 
 def known_to(exchange: FragmentExchange) -> set[str]:
     """Every peer of which it keeps anything."""
-    return {*exchange._core.remembered, *exchange._posts._boxes}
+    core, peers = exchange._core, exchange._core._peers
+    settled = {peer_id for _, peer_id in peers._settled}
+    passed = {peer_id for machine in core.machines for peer_id in machine._passed}
+    kept = core._acquainted | peers._brought_nothing | peers.late
+    return {*kept, *settled, *passed, *exchange._posts._boxes}
 
 
 @simulated(SEED)

@@ -9,7 +9,7 @@ from streaming_worlds import OPTIONS, PLAIN_MEAN, assert_equal, contributors, fr
 from swarm_worlds import simulated, start
 from test_audited_swarm import convicted
 
-from peer.codec.leaves import code_digest
+from peer.codec import code_digest
 from peer.network.conversation import Conversation
 from peer.network.identity import Identity
 from peer.runtime import Network

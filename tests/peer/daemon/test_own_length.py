@@ -1,5 +1,6 @@
 """What follows from rounds of a length of our own: what an average took, pace, and searches."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import trio
 from swarm_worlds import simulated
 
-from peer.averaging.gossip.exchange_session import Averaged, OwnVector, Settled
+from peer.averaging.gossip.exchange_session import Averaged, OwnVector, Settled, Skipped
 from peer.averaging.gossip.own_length import OwnLength
 from peer.facts import Facts
 from peer.observe.event_names import EventName
@@ -18,6 +19,7 @@ from peer.runtime.work import SimulatedWork
 from peer.training.messages import RoundClosed
 from protocol.gossip.round_length import FEWEST, FIRST_INNER_STEPS, LINE_SHARE, PAUSE_SHARE
 from protocol.membership.view import Member, Progress, Roster, View
+from protocol.outcomes import SkipReason
 from protocol.schedule.rounds import keep_together
 
 NOMINAL = 64
@@ -121,6 +123,24 @@ async def test_processors_that_averages_take_from_the_trainer_count_as_its_pause
         await trio.sleep(1.0)
     lost_s = 0.1 + 0.1 * seconds / processor_s
     assert own.chosen_inner_steps == pytest.approx(lost_s / (0.1 * PAUSE_SHARE), abs=1)
+
+
+@simulated()
+async def test_what_an_exchange_takes_that_comes_to_nothing_is_not_taken_always():
+    own, work = facts(), BusyWork()
+    length = own_length(own, nobody(), [], work)
+    length.next(0.1, alone=False)
+    for round_ in range(2 * FEWEST):
+        length.paired()
+        await trio.sleep(1.0)
+        work.taken_s += 0.1
+        settled = averaged(round_, 0.0)
+        if round_ % 2:
+            settled = replace(settled, outcome=Skipped(SkipReason.PARTNER_LOST, "q"))
+        length.exchanged(settled, 0.01, closed())
+        length.merged(pause_s=0.1)
+        await trio.sleep(0.1)
+    assert own.chosen_inner_steps == pytest.approx((0.1 + 0.1) / (0.1 * PAUSE_SHARE), abs=1)
 
 
 @simulated()

@@ -63,9 +63,7 @@ class HonestPipeline:
         stage = self.stages[taker]
         codes = stage.ring.slot(0)
         stage.coder.write(boundary, codes)
-        size = root_mean_square(
-            torch.frombuffer(codes, dtype=torch.uint8), stage.coder._codec, boundary.numel()
-        )
+        size = root_mean_square(codes, stage.coder._codec, boundary.numel())
         sender = f"{giver}/{number % PEERS}"
         is_gradient = leg == Leg.BACKWARD
         verdict = self.judges[taker].judge(sender, size, stage=giver, is_gradient=is_gradient)
