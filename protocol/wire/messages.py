@@ -243,7 +243,7 @@ class Statements(Message, frozen=True, tag="statements"):
         APART,
     ]
     secret: Secret | None = None
-    successor: Annotated[bytes, Meta(max_length=MAX_STATEMENT_BYTES)] = b""
+    successor: Annotated[bytes, Meta(max_length=limits.MAX_STATEMENT_BYTES)] = b""
 
 
 class AskAlive(Message, frozen=True, tag="ask_alive"):
