@@ -9,7 +9,7 @@ two more matrices of its size are there. A head that does not learn, as beside a
 torch's own (`linear_cross_entropy`, from 2.13 on) does not do: in bf16 it sums the loss in bf16,
 9.81 where it was 9.33 (decision 0064).
 
-Sums are in another order than over whole logits, so small vocabularies keep those (FlatModel).
+Sums are in another order than over whole logits, so small vocabularies keep those.
 
 Shapes: N tokens, D width of the model, V vocabulary.
 """
@@ -19,15 +19,28 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from protocol.run.needs import MOST_LOGITS
+from protocol.run.needs import MOST_LOGITS, WHOLE_LOGITS_VOCABULARY
 
 
-def head_loss(
-    hidden_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor, count: torch.Tensor
+def takes_few_logits(vocabulary: int) -> bool:
+    return vocabulary > WHOLE_LOGITS_VOCABULARY
+
+
+def mean_loss(
+    out_NV: torch.Tensor,
+    weight_VD: torch.Tensor | None,
+    targets_N: torch.Tensor,
+    count: torch.Tensor,
 ) -> torch.Tensor:
-    """Cross-entropy of the targets over `count`, as `cross_entropy` of whole logits has its sum."""
+    """Cross-entropy of the targets over `count`.
+
+    Args:
+        out_NV: logits; where there is a weight, hidden values [N, D].
+    """
+    if weight_VD is None:
+        return functional.cross_entropy(out_NV.float(), targets_N, reduction="sum") / count
     loss: torch.Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, weight_VD, targets_N, count, torch.is_grad_enabled()
+        out_NV, weight_VD, targets_N, count, torch.is_grad_enabled()
     )
     return loss
 
@@ -35,11 +48,7 @@ def head_loss(
 def log_probs(
     out_NV: torch.Tensor, weight_VD: torch.Tensor | None, targets_N: torch.Tensor
 ) -> torch.Tensor:
-    """Log-probability of each target, fp32 [N]; 0 of what is none.
-
-    Args:
-        out_NV: logits; where there is a weight, hidden values [N, D].
-    """
+    """Log-probability of each target, fp32 [N]; 0 of what is none; `out_NV` as of `mean_loss`."""
     at_once = max(1, MOST_LOGITS // (out_NV.shape[1] if weight_VD is None else len(weight_VD)))
     parts = list[torch.Tensor]()
     for few, targets in zip(out_NV.split(at_once), targets_N.split(at_once), strict=True):

@@ -17,17 +17,15 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from protocol.errors import InvalidRunSpec
 from protocol.fragment.fragments import BLOCK_OF
 from protocol.run.families import FAMILIES, config_of_sizes, known_keys
 from protocol.run.layout import Layout, LayoutEntry
-from protocol.run.needs import WHOLE_LOGITS_VOCABULARY
 from protocol.run.run_spec import RunSpec
 
 from .device import has_compiler
-from .head_loss import head_loss, log_probs
+from .head_loss import log_probs, mean_loss, takes_few_logits
 from .llama import Config, Llama, is_supported
 from .ranks.context import NO_TARGET, SplitContext
 from .ranks.group import Ranks
@@ -317,10 +315,7 @@ class FlatModel:
             given, targets_BT = self._context.own(given, targets_BT)
         out = self._forward(**given, **told)
         out_NV, targets_N = out.logits.flatten(0, 1), targets_BT.reshape(-1)
-        if self._head_VD is not None:
-            loss = head_loss(out_NV, self._head_VD, targets_N, count)
-        else:
-            loss = functional.cross_entropy(out_NV.float(), targets_N, reduction="sum") / count
+        loss = mean_loss(out_NV, self._head_VD, targets_N, count)
         if balances:
             loss = loss + self._balance * (out.aux_loss - out.aux_loss.detach())
         return loss
@@ -425,7 +420,7 @@ def _head_apart(module: nn.Module) -> torch.Tensor | None:
     head = dict(module.named_children()).get("lm_head")
     if not isinstance(head, nn.Linear) or "bias" in dict(head.named_parameters()):
         return None
-    if head.out_features <= WHOLE_LOGITS_VOCABULARY:
+    if not takes_few_logits(head.out_features):
         return None
     config = getattr(module, "config", None)
     if getattr(config, "final_logit_softcapping", None):

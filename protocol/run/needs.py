@@ -108,6 +108,16 @@ def can_shard(spec: RunSpec) -> bool:
     return spec.adapter is None and spec.pipeline.stages == 1 and not _decoder(spec).is_mixture
 
 
+def shards(spec: RunSpec, cards: int, free: int, *, asked: bool = False) -> bool:
+    """Whether each of several cards gets a part of the weights alone.
+
+    That is where it is asked for, or where all weights do not fit into `free` bytes of a card.
+    """
+    if cards == 1 or not can_shard(spec):
+        return False
+    return asked or card_memory(spec, cards, sharded=False) > free
+
+
 def resident_parameters(spec: RunSpec, parameters: int) -> int:
     """Those of one layer, and of all that is in none."""
     decoder = _decoder(spec)
@@ -329,8 +339,8 @@ def sequence_memory(spec: RunSpec, *, recomputes: bool = False, in_bf16: bool = 
 
 
 def _takes_few_logits(spec: RunSpec) -> bool:
-    """Whether a step never has whole logits; stages have them."""
-    return spec.pipeline.stages == 1 and _decoder(spec).vocab_size > WHOLE_LOGITS_VOCABULARY
+    """Whether a step never has whole logits."""
+    return _decoder(spec).vocab_size > WHOLE_LOGITS_VOCABULARY
 
 
 def _head_gradients(spec: RunSpec) -> int:
