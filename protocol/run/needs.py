@@ -100,20 +100,23 @@ def state_bytes_of(spec: RunSpec, parameters: int) -> int:
     return weights + moments * (FP32_BYTES if spec.optimizer.moments == "fp32" else BF16_BYTES)
 
 
-def can_shard(spec: RunSpec) -> bool:
-    """Whether each of several cards can have a part of the weights alone.
+def sharding_fault(spec: RunSpec) -> str | None:
+    """Why each of several cards cannot have a part of the weights alone; None when it can.
 
     Adapters leave most weights as they are, and what balances experts comes out of their layers.
     """
-    return spec.adapter is None and spec.pipeline.stages == 1 and not _decoder(spec).is_mixture
+    if spec.adapter is None and spec.pipeline.stages == 1 and not _decoder(spec).is_mixture:
+        return None
+    return "adapters and mixtures of experts need all weights on each GPU; leave it out"
 
 
-def shards(spec: RunSpec, cards: int, free: int, *, asked: bool = False) -> bool:
+def shards(spec: RunSpec, cards: int, free: int, *, asked: bool, divides: bool) -> bool:
     """Whether each of several cards gets a part of the weights alone.
 
-    That is where it is asked for, or where all weights do not fit into `free` bytes of a card.
+    That is where it is asked for, or where all weights do not fit into `free` bytes of a card; but
+    not where cards divide sequences.
     """
-    if cards == 1 or not can_shard(spec):
+    if cards == 1 or divides or sharding_fault(spec):
         return False
     return asked or card_memory(spec, cards, sharded=False) > free
 
