@@ -110,7 +110,7 @@ def _with(section: Any, name: str, key: str, value: Value) -> Any:
 def values_of(spec: RunSpec, written: Mapping[str, Any]) -> dict[str, Any]:
     """The values in `spec`, by dotted key, of the keys in the tree of a user's TOML."""
     values = _values(spec)
-    return {key: values.get(key) for key in _keys(written)}
+    return {key: values.get(key) for key, _ in _leaves(written)}
 
 
 def differing_keys(founding: RunSpec, wanted: RunSpec) -> list[str]:
@@ -134,10 +134,6 @@ def value_of(spec: RunSpec, key: str) -> Any:
 
 def _values(spec: RunSpec) -> dict[str, Any]:
     return dict(_leaves(spec.model_dump(mode="json")))
-
-
-def _keys(tree: Mapping[str, Any]) -> list[str]:
-    return [key for key, _ in _leaves(tree)]
 
 
 def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -271,7 +267,9 @@ SpecsByRound = list[tuple[int, RunSpec]]
 
 
 def _at(in_force: SpecsByRound, round_: int) -> RunSpec:
-    return next(spec for from_round, spec in reversed(in_force) if from_round <= round_)
+    """Before the first round, that of the first."""
+    started = (spec for from_round, spec in reversed(in_force) if from_round <= round_)
+    return next(started, in_force[0][1])
 
 
 def _end_round(in_force: SpecsByRound) -> int:
@@ -315,10 +313,7 @@ class AmendedSpec:
 
     # --- what is in force -------------------------------------------------------------------------
     def at_round(self, round_: int) -> RunSpec:
-        for from_round, spec in reversed(self._in_force):
-            if from_round <= round_:
-                return spec
-        return self.founding
+        return _at(self._in_force, round_)
 
     def at_step(self, step: float) -> RunSpec:
         return self.at_round(int((step + EPSILON) // self.founding.sync.round_steps))

@@ -246,7 +246,9 @@ def test_what_one_gpu_cannot_do_is_refused_where_all_are_one(daemon, monkeypatch
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         result = loco("start", "run.toml", "--gpus", "all", option)
         assert result.exit_code == (2 if count == 1 else 0)
-        assert (f"{option[2:]} = true (command line): needs several" in result.stderr) == (count == 1)
+        assert (f"{option[2:]} = true (command line): needs several" in result.stderr) == (
+            count == 1
+        )
 
 
 @pytest.mark.parametrize(
