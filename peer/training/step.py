@@ -86,7 +86,7 @@ class Stepper:
         ranks.spread(torch.from_numpy(blocks_BT))
 
     def _waiting(self, blocks_BT: npt.NDArray[np.int64]) -> Iterator[tuple[torch.Tensor, int]]:
-        """What we compute for nothing while others, who need our weights, have more to do."""
+        """Passes for nothing, while others, who need our weights, have more to do."""
         shares = np.array_split(blocks_BT, self.ranks.count)
         passes = [sum(num_targets(part) > 0 for part in self._parts(each)) for each in shares]
         any_bT = torch.zeros((1, blocks_BT.shape[1]), dtype=torch.int64)

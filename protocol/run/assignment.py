@@ -1,4 +1,4 @@
-"""Which stage or expert a peer holds: what a newcomer takes, and when a peer goes over to another.
+"""The stage or expert that a peer holds: as a newcomer, and when it goes over to another.
 
 Nobody assigns them. Every peer sees who holds what, and finds by the same rule what is out of
 balance and which peer mends that.

@@ -225,7 +225,7 @@ CODE_SLOTS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a run takes of one peer; bytes, unless the name says otherwise.
+    """A peer's share of what a run takes; bytes, unless the name says otherwise.
 
     Attributes:
         parameters: of the whole model.
@@ -277,7 +277,7 @@ def needs_of(
     *,
     recomputes: bool = False,
 ) -> Needs:
-    """What this run takes of a peer, which may compute layers again for their gradient.
+    """For a peer of this run, which may compute layers again for their gradient.
 
     Raises InvalidRunSpec as `parameters_of`.
     """

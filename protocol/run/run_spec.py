@@ -323,7 +323,7 @@ class SyncSection(Section):
 
 
 class FrozenSection(Section):
-    """What the founder's `start` found out, so that no joiner has to."""
+    """Found out by the founder's `start`, so that no joiner has to."""
 
     config: Annotated[str, Field(max_length=65536)]
     """The model's configuration as Hugging Face's config.json, of the keys in families.py."""
@@ -720,7 +720,7 @@ def parse_toml(text: str, *, beside: RunSpec | None = None) -> RunSpec:
 
 
 def _beside(run: RunSpec, tree: dict[str, Any]) -> dict[str, Any]:
-    """What a tree says differently of a run; experts go by their names. Raises InvalidRunSpec."""
+    """The run with a tree's values over its own; experts go by name. Raises InvalidRunSpec."""
     whole, written = run.model_dump(), tree.get("experts")
     if not isinstance(written, list):
         return overlaid(whole, tree)
