@@ -246,7 +246,8 @@ class FlatModel:
         self._context = context
         if context is not None:
             context.divide(module)
-        self._balance = _balance_of(module)
+        config = getattr(module, "config", None)
+        self._balance = float(getattr(config, "router_aux_loss_coef", 0.0))  # of a mixture's loss
         self._head_VD = _head_apart(module)
         self._forward: Callable[..., Any] = module
         self._may_forgo = compile == "auto"
@@ -406,11 +407,6 @@ def positions_in_documents(inputs_BT: torch.Tensor, end: int) -> torch.Tensor:
     places_T = torch.arange(inputs_BT.shape[1], device=inputs_BT.device)
     starts_BT = torch.where(inputs_BT == end, places_T, 0).cummax(dim=1).values
     return places_T - starts_BT
-
-
-def _balance_of(module: nn.Module) -> float:
-    """The weight of its auxiliary loss; 0 where it has none."""
-    return float(getattr(getattr(module, "config", None), "router_aux_loss_coef", 0.0))
 
 
 def _head_apart(module: nn.Module) -> torch.Tensor | None:

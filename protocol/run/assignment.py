@@ -224,16 +224,13 @@ def expert_need(hands: Hands, flops_left: Sequence[float]) -> Need | None:
                 peer_id
                 for peer_id in of[source]
                 if source != target
-                and _may_go(hands[peer_id], target)
+                and not hands[peer_id].pinned
+                and target in hands[peer_id].fits
                 and _helps(hands[peer_id].speed, flops_left, speeds, source, target)
             ]
             if movers:
                 return Need(Move(source, target), movers, not of[target])
     return None
-
-
-def _may_go(hand: Hand, target: int) -> bool:
-    return not hand.pinned and target in hand.fits
 
 
 def _helps(
