@@ -26,21 +26,12 @@ def takes_few_logits(vocabulary: int) -> bool:
     return vocabulary > WHOLE_LOGITS_VOCABULARY
 
 
-def mean_loss(
-    out_NV: torch.Tensor,
-    weight_VD: torch.Tensor | None,
-    targets_N: torch.Tensor,
-    count: torch.Tensor,
+def head_loss(
+    hidden_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor, count: torch.Tensor
 ) -> torch.Tensor:
-    """Cross-entropy of the targets over `count`.
-
-    Args:
-        out_NV: logits; where there is a weight, hidden values [N, D].
-    """
-    if weight_VD is None:
-        return functional.cross_entropy(out_NV.float(), targets_N, reduction="sum") / count
+    """Cross-entropy of the targets over `count`, as `cross_entropy` of whole logits has its sum."""
     loss: torch.Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]
-        out_NV, weight_VD, targets_N, count, torch.is_grad_enabled()
+        hidden_ND, weight_VD, targets_N, count, torch.is_grad_enabled()
     )
     return loss
 
@@ -48,7 +39,11 @@ def mean_loss(
 def log_probs(
     out_NV: torch.Tensor, weight_VD: torch.Tensor | None, targets_N: torch.Tensor
 ) -> torch.Tensor:
-    """Log-probability of each target, fp32 [N]; 0 of what is none; `out_NV` as of `mean_loss`."""
+    """Log-probability of each target, fp32 [N]; 0 of what is none.
+
+    Args:
+        out_NV: logits; where there is a weight, hidden values [N, D].
+    """
     at_once = max(1, MOST_LOGITS // (out_NV.shape[1] if weight_VD is None else len(weight_VD)))
     parts = list[torch.Tensor]()
     for few, targets in zip(out_NV.split(at_once), targets_N.split(at_once), strict=True):

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn import functional
 
 from protocol.errors import InvalidRunSpec
 from protocol.fragment.fragments import BLOCK_OF
@@ -25,7 +26,7 @@ from protocol.run.layout import Layout, LayoutEntry
 from protocol.run.run_spec import RunSpec
 
 from .device import has_compiler
-from .head_loss import log_probs, mean_loss, takes_few_logits
+from .head_loss import head_loss, log_probs, takes_few_logits
 from .llama import Config, Llama, is_supported
 from .ranks.context import NO_TARGET, SplitContext
 from .ranks.group import Ranks
@@ -316,7 +317,10 @@ class FlatModel:
             given, targets_BT = self._context.own(given, targets_BT)
         out = self._forward(**given, **told)
         out_NV, targets_N = out.logits.flatten(0, 1), targets_BT.reshape(-1)
-        loss = mean_loss(out_NV, self._head_VD, targets_N, count)
+        if self._head_VD is not None:
+            loss = head_loss(out_NV, self._head_VD, targets_N, count)
+        else:
+            loss = functional.cross_entropy(out_NV.float(), targets_N, reduction="sum") / count
         if balances:
             loss = loss + self._balance * (out.aux_loss - out.aux_loss.detach())
         return loss
