@@ -267,9 +267,7 @@ SpecsByRound = list[tuple[int, RunSpec]]
 
 
 def _at(in_force: SpecsByRound, round_: int) -> RunSpec:
-    """Before the first round, that of the first."""
-    started = (spec for from_round, spec in reversed(in_force) if from_round <= round_)
-    return next(started, in_force[0][1])
+    return next(spec for from_round, spec in reversed(in_force) if from_round <= round_)
 
 
 def _end_round(in_force: SpecsByRound) -> int:
@@ -313,7 +311,10 @@ class AmendedSpec:
 
     # --- what is in force -------------------------------------------------------------------------
     def at_round(self, round_: int) -> RunSpec:
-        return _at(self._in_force, round_)
+        for from_round, spec in reversed(self._in_force):
+            if from_round <= round_:
+                return spec
+        return self.founding
 
     def at_step(self, step: float) -> RunSpec:
         return self.at_round(int((step + EPSILON) // self.founding.sync.round_steps))
