@@ -222,6 +222,7 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch, tmp_path):
         fit_micro_batch(stepper, np.zeros((4, 9), np.int64))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_auto_compiles_where_there_are_a_gpu_and_a_compiler(monkeypatch):
     meta = torch.device("meta")
     assert not FlatModel(empty_module(TINY, 256), torch.device("cpu"), compile="auto").is_compiled
