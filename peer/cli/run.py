@@ -68,9 +68,15 @@ def _check_device(config: PeerConfig) -> None:
     try:
         choose_device(config.device or "auto")
         option = "gpus"
-        devices_of(config.gpus, config.device)
+        devices = devices_of(config.gpus, config.device)
     except ValueError as error:
         raise ConfigError(f"{config.told(option)}: {error}") from error
+    of_several = {"split-context": config.split_context, "shard-weights": config.shard_weights}
+    for option, is_given in of_several.items():
+        if is_given and len(devices) == 1:
+            raise ConfigError(
+                f"{config.told(option)}: needs several GPUs, and this machine has one; leave it out"
+            )
 
 
 def _check_track(config: PeerConfig) -> None:

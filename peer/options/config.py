@@ -602,8 +602,7 @@ def check_gpus(gpus: str, told: str, spec: "RunSpec", *, split_context: bool) ->
 
 def check_split_context(gpus: str | None, told: str, spec: "RunSpec") -> None:
     """Refuse what GPUs cannot divide, where it is known. Raises ConfigError, as `check_gpus`."""
-    if gpus is None:
-        raise ConfigError(f"{told}: sequences are divided between several GPUs; give --gpus, too")
+    count = _several(gpus, told)
     from protocol.run.families import config_of_sizes, division_fault  # `--help` needs neither
 
     for each in spec.models:
@@ -613,23 +612,27 @@ def check_split_context(gpus: str | None, told: str, spec: "RunSpec") -> None:
             config = json.dumps(config_of_sizes(each.model, 1))
         else:
             continue  # of a checkpoint that the trainer reads
-        if (count := ranks_of(gpus)) and (why := division_fault(config, count)):
+        if count and (why := division_fault(config, count)):
             raise ConfigError(f"{told}: {why}")
 
 
 def check_shards(config: PeerConfig, spec: "RunSpec") -> None:
     """Refuse parts of the weights for what needs all on each GPU. Raises ConfigError."""
-    from protocol.run.needs import can_shard
+    from protocol.run.needs import sharding_fault
 
     told = config.told("shard-weights")
-    if config.gpus is None or ranks_of(config.gpus) == 1:
-        raise ConfigError(f"{told}: needs several GPUs of this machine; give --gpus, too")
+    _several(config.gpus, told)
     if config.split_context:
         raise ConfigError(f"{told}: not together with {config.told('split-context')} so far")
-    if not all(map(can_shard, spec.models)):
-        raise ConfigError(
-            f"{told}: adapters and mixtures of experts need all weights on each GPU; leave it out"
-        )
+    for why in filter(None, map(sharding_fault, spec.models)):
+        raise ConfigError(f"{told}: {why}")
+
+
+def _several(gpus: str | None, told: str) -> int | None:
+    """How many devices that names, as `ranks_of`. Raises ConfigError: it is one, or none."""
+    if gpus is None or (count := ranks_of(gpus)) == 1:
+        raise ConfigError(f"{told}: needs several GPUs of this machine; give --gpus, too")
+    return count
 
 
 def ranks_of(gpus: str) -> int | None:

@@ -23,10 +23,10 @@ from protocol.run.needs import (
     FP32_BYTES,
     SPARE_BYTES,
     Needs,
-    can_shard,
     card_memory,
     needs_of,
     parameters_of,
+    shards,
 )
 from protocol.run.run_spec import STDLIB_BYTES, RunSpec
 
@@ -102,24 +102,24 @@ def _larger_than(share: float, config: PeerConfig, spec: RunSpec, free: FreeRoom
     )
 
 
-def _may_shard(config: PeerConfig, spec: RunSpec, free: FreeRoom) -> bool:
-    return free.gpus > 1 and can_shard(spec) and not config.split_context
+def _shards(config: PeerConfig, spec: RunSpec, free: FreeRoom, gpu: int) -> bool:
+    """Whether each GPU would have a part of the weights alone, with so much of it free."""
+    asked, divides = config.shard_weights, config.split_context
+    return shards(spec, free.gpus, gpu - CUDA_CONTEXT_BYTES, asked=asked, divides=divides)
 
 
 def _gpu_memory(config: PeerConfig, spec: RunSpec, needs: Needs, free: FreeRoom) -> int:
     """At the least, of each; where each has all weights, as of one alone."""
-    if not _may_shard(config, spec, free):
+    if not _shards(config, spec, free, 0):
         return needs.gpu_memory
     return CUDA_CONTEXT_BYTES + card_memory(spec, free.gpus, sharded=True)
 
 
 def _whole_in_host(config: PeerConfig, spec: RunSpec, free: FreeRoom) -> int:
     """Beside GPUs that have parts of the weights: all, and as much for what is sent of them."""
-    if free.gpu is None or not _may_shard(config, spec, free):
+    if free.gpu is None or not _shards(config, spec, free, free.gpu):
         return 0
-    whole = CUDA_CONTEXT_BYTES + card_memory(spec, free.gpus, sharded=False)
-    shards = config.shard_weights or whole > free.gpu
-    return 2 * FP32_BYTES * parameters_of(spec) if shards else 0
+    return 2 * FP32_BYTES * parameters_of(spec)
 
 
 def _needs(spec: RunSpec, config: PeerConfig | None) -> Needs:

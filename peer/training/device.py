@@ -9,8 +9,8 @@ import psutil
 import torch
 
 Precision = Literal["fp32", "bf16"]
-CPU_MEMORY_SHARE: Final = 0.25
-"""Part of the free memory for activations on a CPU, where running out kills other processes."""
+ACTIVATION_SHARES: Final = {"cpu": 0.25, "cuda": 0.8}
+"""Parts of the free memory for activations; running out of a CPU's kills other processes."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -57,11 +57,15 @@ def _cuda_devices() -> str:
     return "torch finds no CUDA device; see whether nvidia-smi shows one, or use cpu"
 
 
-def free_memory(device: torch.device, ranks: int) -> int:
+def free_memory(device: torch.device, ranks: int = 1) -> int:
     """For one of these ranks, which share that of a CPU."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return int(psutil.virtual_memory().available) // ranks
+
+
+def activation_memory(device: torch.device) -> int:
+    return int(free_memory(device) * ACTIVATION_SHARES[device.type])
 
 
 def choose_precision(setting: str, device: torch.device) -> Precision:

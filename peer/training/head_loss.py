@@ -9,7 +9,7 @@ two more matrices of its size are there. A head that does not learn, as beside a
 torch's own (`linear_cross_entropy`, from 2.13 on) does not do: in bf16 it sums the loss in bf16,
 9.81 where it was 9.33 (decision 0064).
 
-Sums are in another order than over whole logits, so small vocabularies keep those (FlatModel).
+Sums are in another order than over whole logits, so small vocabularies keep those.
 
 Shapes: N tokens, D width of the model, V vocabulary.
 """
@@ -19,7 +19,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from protocol.run.needs import MOST_LOGITS
+from protocol.run.needs import MOST_LOGITS, WHOLE_LOGITS_VOCABULARY
+
+
+def takes_few_logits(vocabulary: int) -> bool:
+    return vocabulary > WHOLE_LOGITS_VOCABULARY
 
 
 def head_loss(

@@ -86,7 +86,7 @@ def with_chat_template(spec: RunSpec) -> RunSpec:
 
 
 def template_hint(spec: RunSpec) -> str | None:
-    """What conversations look like where no template belongs to the tokenizer."""
+    """A hint at how conversations are written where no template belongs to the tokenizer."""
     if not (spec.data.chat_template or "").endswith(PLAIN):
         return None
     return (

@@ -203,7 +203,7 @@ def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 
 
 def _own_documents(positions_BT: torch.Tensor) -> torch.Tensor:
-    """Which tokens each token sees, [B, 1, T, T]: those before it in its document, and itself."""
+    """The tokens that each sees, [B, 1, T, T]: those before it in its document, and itself."""
     documents_BT = (positions_BT == 0).cumsum(dim=1)
     same = documents_BT[:, :, None] == documents_BT[:, None, :]
     return same.tril()[:, None]

@@ -125,8 +125,12 @@ class InnerLoop:
             match action:
                 case SettleStep():
                     self._settle()
-                case messages.Evaluate() | Try():
-                    self._measure(action)
+                case messages.Evaluate():
+                    with self._ledger.on(Into.MEASURE):
+                        self._evaluate(action)
+                case Try():
+                    with self._ledger.on(Into.MEASURE):
+                        self._try(action)
                 case messages.Keep():
                     with self._ledger.on(Into.KEEP):
                         self._keep(action)
@@ -206,14 +210,6 @@ class InnerLoop:
     def _say_alive(self) -> None:
         """A large file on a slow disk takes longer than a silence that means a hang."""
         self._channel.emit(messages.Waiting())
-
-    def _measure(self, order: messages.Evaluate | Try) -> None:
-        self._settle()
-        with self._ledger.on(Into.MEASURE):
-            if isinstance(order, Try):
-                self._try(order)
-            else:
-                self._evaluate(order)
 
     def _evaluate(self, order: messages.Evaluate) -> None:
         """Measure with the slow weights in place."""

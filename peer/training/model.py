@@ -23,11 +23,10 @@ from protocol.errors import InvalidRunSpec
 from protocol.fragment.fragments import BLOCK_OF
 from protocol.run.families import FAMILIES, config_of_sizes, known_keys
 from protocol.run.layout import Layout, LayoutEntry
-from protocol.run.needs import WHOLE_LOGITS_VOCABULARY
 from protocol.run.run_spec import RunSpec
 
 from .device import has_compiler
-from .head_loss import head_loss, log_probs
+from .head_loss import head_loss, log_probs, takes_few_logits
 from .llama import Config, Llama, is_supported
 from .ranks.context import NO_TARGET, SplitContext
 from .ranks.group import Ranks
@@ -248,7 +247,8 @@ class FlatModel:
         self._context = context
         if context is not None:
             context.divide(module)
-        self._balance = _balance_of(module)
+        config = getattr(module, "config", None)
+        self._balance = float(getattr(config, "router_aux_loss_coef", 0.0))  # of a mixture's loss
         self._head_VD = _head_apart(module)
         self._forward: Callable[..., Any] = module
         self._may_forgo = compile == "auto"
@@ -413,11 +413,6 @@ def positions_in_documents(inputs_BT: torch.Tensor, end: int) -> torch.Tensor:
     return places_T - starts_BT
 
 
-def _balance_of(module: nn.Module) -> float:
-    """The weight of its auxiliary loss; 0 where it has none."""
-    return float(getattr(getattr(module, "config", None), "router_aux_loss_coef", 0.0))
-
-
 def _head_apart(module: nn.Module) -> torch.Tensor | None:
     """Take a head of many tokens off, so that hidden values come out; None where it stays."""
     if hasattr(module, "loss"):
@@ -425,7 +420,7 @@ def _head_apart(module: nn.Module) -> torch.Tensor | None:
     head = dict(module.named_children()).get("lm_head")
     if not isinstance(head, nn.Linear) or "bias" in dict(head.named_parameters()):
         return None
-    if head.out_features <= WHOLE_LOGITS_VOCABULARY:
+    if not takes_few_logits(head.out_features):
         return None
     config = getattr(module, "config", None)
     if getattr(config, "final_logit_softcapping", None):

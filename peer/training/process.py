@@ -28,6 +28,7 @@ from peer.codec import get_codec
 from peer.runtime.child_process import STOP_GRACE_S
 from peer.runtime.files import private
 from protocol.content.samples import Float32Vector
+from protocol.run.needs import sharding_fault
 from protocol.run.run_spec import RunSpec
 
 from . import messages
@@ -118,7 +119,7 @@ def trainer_starter(
         if vector.ctypes.data != slow.array.ctypes.data or vector.size != slow.array.size:
             raise ValueError("the trainer can only start on the shared slow weights")
         nonlocal recomputes, shards
-        shards |= recomputes and micro_batch_cap == 0
+        shards |= recomputes and micro_batch_cap == 0 and not sharding_fault(spec)
         recomputes |= micro_batch_cap == 0
         told = replace(
             settings,

@@ -7,14 +7,13 @@ any family, beside adapters, and in stages.
 Source: gradient checkpointing (arXiv 1604.06174), by torch.utils.checkpoint.
 """
 
-import re
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-_LAYER: Final = re.compile(r"(?:.*\.)?layers\.\d+(?=\.|$)")
+from protocol.fragment.fragments import BLOCK_OF
 
 
 class _Recomputed(nn.Module):
@@ -29,8 +28,8 @@ class _Recomputed(nn.Module):
 
 def layer_of(name: str) -> str | None:
     """The name of the layer that has this parameter; None where it is in none."""
-    found = _LAYER.match(name)
-    return found and found.group()
+    found = BLOCK_OF.search(f"{name}.")
+    return found and name[: found.end() - 1]
 
 
 def recompute_layers(module: nn.Module) -> bool:

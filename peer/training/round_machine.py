@@ -34,8 +34,8 @@ Rules:
     3. Nothing is trained while averaging holds it up. Commands are obeyed.
     4. The numbers of a step may become known when the next one has begun (a GPU computes while that
        is prepared), but before anything is sent, closed or told: `SettleStep` asks for them. So a
-       number that is not finite ends the trainer before it is sent. (The driver also settles before
-       it merges or measures, so that the rest of a step does not count as their time.)
+       number that is not finite ends the trainer before it is sent. (Nor is anything measured
+       before, and the driver merges nothing, so that the rest of a step counts as its own time.)
     5. A command that makes no sense here is a bug of the daemon: `WrongCommand`, and the trainer
        ends.
     6. A round with quota 0 trains nothing: it is closed, at its start_step, as soon as nothing
@@ -248,8 +248,7 @@ class RoundMachine:
     _events: deque[messages.TrainerEvent]
 
     def __post_init__(self) -> None:
-        self._to_measure: deque[messages.Evaluate | Try] = deque()
-        self._to_keep: deque[messages.Keep] = deque()
+        self._asked: deque[messages.Evaluate | Try | messages.Keep] = deque()
         self._stopped = False
         self._state = _SinceLoad()
         self.own_steps = 0
@@ -268,10 +267,8 @@ class RoundMachine:
                 self._take_order(command, now_s)
             case messages.CloseRound(round_):
                 self._ask_to_close(round_)
-            case messages.Evaluate():
-                self._to_measure.append(command)
-            case messages.Keep():
-                self._to_keep.append(command)
+            case messages.Evaluate() | messages.Keep():
+                self._asked.append(command)
             case messages.Stop():
                 self._stopped = True
             case Merge() | Try() | Yield():
@@ -279,7 +276,7 @@ class RoundMachine:
                     raise WrongCommand(f"{command} before Load")
                 self._sync.obey(command)
                 if isinstance(command, Try):
-                    self._to_measure.append(command)
+                    self._asked.append(command)
             case _:
                 raise WrongCommand(f"{command}, but no stage is trained here")
 
@@ -310,11 +307,9 @@ class RoundMachine:
         """Tell, send, merge and close what is due; then say what comes next. Raises NonFinite."""
         if self._stopped:
             return messages.Stop()
-        if self._to_measure:
-            return self._to_measure[0]
-        if self._to_keep:
+        if self._asked:
             unsettled = self._state.round is not None and self._state.round.unsettled
-            return SettleStep() if unsettled else self._to_keep[0]
+            return SettleStep() if unsettled else self._asked[0]
         while (current := self._state.round) is not None:
             if current.unsettled and (
                 current.is_progress_wanted or self._sync.is_send_due or self._closes(current)
@@ -365,12 +360,13 @@ class RoundMachine:
         self._current.settled(loss, gradient_norm, seconds)
 
     def measured(self, result: messages.Evaluated | Tried) -> None:
-        self._to_measure.popleft()
+        self._asked.popleft()
         self._events.append(result)
 
     def kept(self, error: str | None) -> None:
         """Tell that the fast weights are in the file, or why they are not."""
-        order, current, stand = self._to_keep.popleft(), self._state.round, self._state.closed_at
+        order, current, stand = self._asked.popleft(), self._state.round, self._state.closed_at
+        assert isinstance(order, messages.Keep)
         tokens = 0
         if current is not None:
             stand = (current.nominal_step, *current.data.after(current.steps))

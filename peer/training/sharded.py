@@ -102,8 +102,9 @@ class ShardedModel(FlatModel):
         os.ftruncate(self._memory_fd, 4 * padded)
         memory = mmap.mmap(self._memory_fd, 4 * padded)
         self._whole_P = torch.frombuffer(memory, dtype=torch.float32)
-        # Takes memory only where it serves as scratch: zeros of torch's are written.
-        self.gradient_P = torch.from_numpy(np.zeros(padded, np.float32))
+        # Scratch of rank 0. Takes memory only where it is used: zeros of torch's are written.
+        scratch = padded if self._ranks.rank == 0 else 0
+        self.gradient_P = torch.from_numpy(np.zeros(scratch, np.float32))
         self._theta = torch.zeros(size, device=self.device)
         self._gradient = torch.zeros_like(self._theta)
         grouped = [

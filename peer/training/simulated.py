@@ -162,7 +162,7 @@ def loss_at(to_optimum: Float32Vector) -> float:
 
 @dataclass(slots=True)
 class SimulatedMachine:
-    """What outlives a trainer.
+    """The part of a machine that outlives its trainers.
 
     Attributes:
         slept_s: for how long the machine has slept so far; a sleeping machine does not train.

@@ -16,10 +16,9 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 import torch
 
-from .device import CPU_MEMORY_SHARE, Precision, autocast, is_out_of_memory
+from .device import Precision, activation_memory, autocast, is_out_of_memory
 from .model import FlatModel
 from .optimizer import FlatOptimizer
 from .ports import NonFinite
@@ -61,7 +60,10 @@ class Stepper:
     def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Train on [B, T+1] tokens, of which each rank takes a share. Others get rank 0's."""
         loss = torch.zeros((), device=self._model.device)
-        own_BT = blocks_BT if self.ranks.count == 1 else self._dealt(blocks_BT, learning_rate)
+        own_BT = blocks_BT
+        if self.ranks.count > 1:
+            self._tell(RankOrder.STEP, blocks_BT, learning_rate)
+            own_BT = self.ranks.share_of(blocks_BT)
         all_targets = num_targets(blocks_BT)
         passes = self._micro_batches(own_BT)
         if self._model.spans:
@@ -76,30 +78,20 @@ class Stepper:
             self.ranks.sum(loss)
         return StepResult(loss, self.optimizer.step(learning_rate))
 
-    def _dealt(
-        self, blocks_BT: npt.NDArray[np.int64], learning_rate: float
-    ) -> npt.NDArray[np.int64]:
-        """Our share of a step that all ranks take now, from the same weights."""
+    def _tell(self, order: RankOrder, blocks_BT: npt.NDArray[np.int64], *more: float) -> None:
+        """Have all ranks do this now, from the same weights; the blocks of others are filled."""
         ranks, model = self.ranks, self._model
-        ranks.tell(RankOrder.STEP, *blocks_BT.shape, model.moved, learning_rate)
+        ranks.tell(order, *blocks_BT.shape, model.moved, *more)
         model.take_moved(ranks)
-        return ranks.deal(blocks_BT)
+        ranks.spread(torch.from_numpy(blocks_BT))
 
     def _waiting(self, blocks_BT: npt.NDArray[np.int64]) -> Iterator[tuple[torch.Tensor, int]]:
-        """What we compute for nothing while others, who need our weights, have more to do."""
+        """Passes for nothing, while others, who need our weights, have more to do."""
         shares = np.array_split(blocks_BT, self.ranks.count)
         passes = [sum(num_targets(part) > 0 for part in self._parts(each)) for each in shares]
         any_bT = torch.zeros((1, blocks_BT.shape[1]), dtype=torch.int64)
         for _ in range(max(passes) - passes[self.ranks.rank]):
             yield any_bT.to(self._model.device), 0
-
-    def _alike(self, order: RankOrder, blocks_BT: npt.NDArray[np.int64]) -> None:
-        """Have all ranks compute this, where each has what the others need."""
-        ranks, model = self.ranks, self._model
-        if self.measures_together:
-            ranks.tell(order, *blocks_BT.shape, model.moved)
-            model.take_moved(ranks)
-            ranks.spread(torch.from_numpy(blocks_BT))
 
     def goes_on_after(self, error: Exception, most: int) -> bool:
         """Take other ways after a step that failed; False where none is left.
@@ -123,19 +115,20 @@ class Stepper:
 
     def loss_of(self, blocks_BT: npt.NDArray[np.int64]) -> float:
         """Mean loss of these blocks' targets under the current weights, nats per token."""
-        if self.ranks.divide_sequences:
-            total = -self.log_probs_of(blocks_BT).sum(dtype=np.float64)
-            return float(total) / max(1, num_targets(blocks_BT))
         total = torch.zeros((), device=self._model.device)
-        self._alike(RankOrder.LOSS, blocks_BT)
+        if self.measures_together:
+            self._tell(RankOrder.LOSS, blocks_BT)
         with torch.no_grad(), autocast(self._model.device, self._precision):
             for tokens_bT, targets in self._micro_batches(blocks_BT):
                 total += self._model.loss(tokens_bT) * targets
+        if self.ranks.divide_sequences:
+            self.ranks.sum(total)
         return float(total) / max(1, num_targets(blocks_BT))
 
     def log_probs_of(self, tokens_BT: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """Log-probabilities of the targets under the current weights, [B, T]; 0 of others."""
-        self._alike(RankOrder.LOG_PROBS, tokens_BT)
+        if self.measures_together:
+            self._tell(RankOrder.LOG_PROBS, tokens_BT)
         with torch.no_grad(), autocast(self._model.device, self._precision):
             parts = [self._model.log_probs(each).cpu() for each in self._split(tokens_BT)]
         told_BT: npt.NDArray[np.float32] = torch.cat(parts).numpy()
@@ -180,11 +173,8 @@ def starting_micro_batch(setting: int | str, batch_size: int, cap: int) -> int:
 
 
 def cpu_micro_batch(start: int, sequence_bytes: int) -> int:
-    """`start`, halved until its activations fit into CPU_MEMORY_SHARE of the free memory.
-
-    0 where not even those of one sequence do.
-    """
-    budget_bytes = psutil.virtual_memory().available * CPU_MEMORY_SHARE
+    """`start`, halved until its activations fit; 0 where not even those of one sequence do."""
+    budget_bytes = activation_memory(torch.device("cpu"))
     while start * sequence_bytes > budget_bytes:
         start //= 2
     return start

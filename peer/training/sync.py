@@ -89,7 +89,7 @@ class Ledger:
             self._into = before
 
     def taken(self) -> dict[Into, float]:
-        """What has passed since the last call."""
+        """The time since the last call, by its use."""
         self._turn()
         taken, self._spent_s = self._spent_s, dict.fromkeys(Into, 0.0)
         return taken

@@ -20,9 +20,9 @@ from typing import Final, get_args
 from protocol.errors import LocalProtocolError, LocoError
 from protocol.run.needs import (
     FP32_BYTES,
-    can_shard,
     parameters_of,
     resident_parameters,
+    sharding_fault,
     state_bytes_of,
 )
 from protocol.run.run_spec import RunSpec
@@ -125,7 +125,7 @@ def workload_of(spec: RunSpec, sequences: int | None = None) -> Workload:
         spec.sync.round_steps,
         int(parameters * CODECS[spec.sync.codec].bytes_per_value),
         state_bytes_of(spec, parameters),
-        resident_parameters(spec, parameters) if can_shard(spec) else 0,
+        0 if sharding_fault(spec) else resident_parameters(spec, parameters),
     )
 
 

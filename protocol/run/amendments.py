@@ -110,7 +110,7 @@ def _with(section: Any, name: str, key: str, value: Value) -> Any:
 def values_of(spec: RunSpec, written: Mapping[str, Any]) -> dict[str, Any]:
     """The values in `spec`, by dotted key, of the keys in the tree of a user's TOML."""
     values = _values(spec)
-    return {key: values.get(key) for key in _keys(written)}
+    return {key: values.get(key) for key, _ in _leaves(written)}
 
 
 def differing_keys(founding: RunSpec, wanted: RunSpec) -> list[str]:
@@ -134,10 +134,6 @@ def value_of(spec: RunSpec, key: str) -> Any:
 
 def _values(spec: RunSpec) -> dict[str, Any]:
     return dict(_leaves(spec.model_dump(mode="json")))
-
-
-def _keys(tree: Mapping[str, Any]) -> list[str]:
-    return [key for key, _ in _leaves(tree)]
 
 
 def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Which stage or expert a peer holds: what a newcomer takes, and when a peer goes over to another.
+"""The stage or expert that a peer holds: as a newcomer, and when it goes over to another.
 
 Nobody assigns them. Every peer sees who holds what, and finds by the same rule what is out of
 balance and which peer mends that.
@@ -6,11 +6,10 @@ balance and which peer mends that.
 Rules of stages
   1. A path visits stage 0 always, and each other stage with the chance
      (visited - 1) / (stages - 1), as in SkipPipe's settings: relays of one stage can serve that
-     many more data peers. A stage's *load* is its peers over that share.
-  2. A newcomer takes the stage with the smallest load; among equals, the first.
-  3. A peer goes from the stage with the largest load, of those that have several peers, to the one
-     with the smallest, if that stage is no better off with it than the one it left is without it.
-     So the next move never undoes this one.
+     many more data peers. So a stage is as an expert (below) with work by that share, all of whose
+     peers are equally fast: its *load* is the share over its peers.
+  2. A newcomer takes the stage with the largest load; among equals, the first.
+  3. A peer goes over as between experts (their rule 2).
   4. A stage that nobody holds stops all training: then it is enough that the other keeps a peer.
   5. It goes when that has lasted for a while, so that a machine that starts again is not replaced:
      EMPTY_S where nothing trains, CROWDED_S where training would only be faster.
@@ -45,7 +44,6 @@ all have the same load, all end together, with no machine idle.
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Final, NamedTuple
 
 import blake3
@@ -63,27 +61,13 @@ def needed_stage(holders: Sequence[int], visited: int) -> int:
         holders: the number of peers that hold each stage.
         visited: stages of a path.
     """
-    loads = _loads(holders, visited)
-    return min(range(len(holders)), key=lambda stage: (loads[stage], stage))
+    loads = list(map(_load, _stage_work(len(holders), visited), holders))
+    return loads.index(max(loads))
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    source: int
-    target: int
-
-
-def needed_move(holders: Sequence[int], visited: int) -> Move | None:
-    """The move that would help most; None where the stages are as even as they can be (rule 3)."""
-    loads, target = _loads(holders, visited), needed_stage(holders, visited)
-    several = [stage for stage, count in enumerate(holders) if count > 1]
-    source = max(several, key=lambda stage: (loads[stage], -stage), default=target)
-    if source == target:
-        return None
-    one = [1 / share for share in _shares(len(holders), visited)]
-    if holders[target] and loads[target] + one[target] > loads[source] - one[source]:
-        return None
-    return Move(source, target)
+def _stage_work(stages: int, visited: int) -> list[int]:
+    relay_share = max(1, visited - 1)
+    return [stages - 1, *[relay_share] * (stages - 1)]
 
 
 def newcomers_stage(
@@ -101,11 +85,17 @@ def newcomers_stage(
         look: our first look is 1.
     """
     (own,) = (stage for stage, peers in enumerate(holders) if peer_id in peers)
-    move = needed_move([len(peers) for peers in holders], visited)
-    if move is None or move.source != own:
+    need = stage_need(holders, visited)
+    if need is None or need.move.source != own:
         return own
     turns = sorted(set(newcomers) & set(holders[own]), key=turn_of)
-    return move.target if turns.index(peer_id) < look else None
+    return need.move.target if turns.index(peer_id) < look else None
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    source: int
+    target: int
 
 
 class Need(NamedTuple):
@@ -118,8 +108,10 @@ class Need(NamedTuple):
 
 def stage_need(holders: Sequence[Collection[str]], visited: int) -> Need | None:
     """Args: holders: the ids of the peers that hold each stage, ours among them."""
-    move = needed_move([len(peers) for peers in holders], visited)
-    return None if move is None else Need(move, holders[move.source], not holders[move.target])
+    stages = range(len(holders))
+    fits = frozenset(stages)
+    hands = {peer: Hand(1.0, fits, stage) for stage in stages for peer in holders[stage]}
+    return expert_need(hands, _stage_work(len(holders), visited))
 
 
 class Balance:
@@ -140,16 +132,6 @@ class Balance:
         turn = 1 + sorted(need.movers, key=turn_of).index(self._peer_id)
         patience_s = turn * (EMPTY_S if need.to_empty else CROWDED_S)
         return move if now_s - self._since_s >= patience_s else None
-
-
-def _shares(stages: int, visited: int) -> list[Fraction]:
-    relay_stages = stages - 1
-    return [Fraction(relay_stages, max(1, visited - 1)), *[Fraction(1)] * relay_stages]
-
-
-def _loads(holders: Sequence[int], visited: int) -> list[Fraction]:
-    shares = _shares(len(holders), visited)
-    return [count / share for count, share in zip(holders, shares, strict=True)]
 
 
 def turn_of(peer_id: str) -> bytes:
@@ -181,11 +163,15 @@ Hands = Mapping[str, Hand]
 
 def expert_loads(flops_left: Sequence[float], hands: Iterable[Hand]) -> list[float]:
     """Seconds that each expert still takes; infinite where nobody trains it."""
-    speeds = [0.0] * len(flops_left)
+    return list(map(_load, flops_left, _speeds(len(flops_left), hands)))
+
+
+def _speeds(experts: int, hands: Iterable[Hand]) -> list[float]:
+    speeds = [0.0] * experts
     for hand in hands:
         if hand.expert is not None:
             speeds[hand.expert] += hand.speed
-    return [_load(flops, speed) for flops, speed in zip(flops_left, speeds, strict=True)]
+    return speeds
 
 
 def _load(flops: float, speed: float) -> float:
@@ -224,7 +210,8 @@ def _largest(peer_id: str, hands: Hands, flops_left: Sequence[float]) -> int | N
 
 def expert_need(hands: Hands, flops_left: Sequence[float]) -> Need | None:
     """The move that would help most, and the peers that could make it (rules 2, 3 and 5)."""
-    loads = expert_loads(flops_left, hands.values())
+    speeds = _speeds(len(flops_left), hands.values())
+    loads = list(map(_load, flops_left, speeds))
     of: list[list[str]] = [[] for _ in loads]
     for peer_id, hand in hands.items():
         if hand.expert is not None:
@@ -237,27 +224,23 @@ def expert_need(hands: Hands, flops_left: Sequence[float]) -> Need | None:
                 peer_id
                 for peer_id in of[source]
                 if source != target
-                and _may_go(hands[peer_id], target)
-                and _helps(hands[peer_id].speed, flops_left, loads, source, target)
+                and not hands[peer_id].pinned
+                and target in hands[peer_id].fits
+                and _helps(hands[peer_id].speed, flops_left, speeds, source, target)
             ]
             if movers:
                 return Need(Move(source, target), movers, not of[target])
     return None
 
 
-def _may_go(hand: Hand, target: int) -> bool:
-    return not hand.pinned and target in hand.fits
-
-
 def _helps(
-    speed: float, flops_left: Sequence[float], loads: Sequence[float], source: int, target: int
+    speed: float, flops_left: Sequence[float], speeds: Sequence[float], source: int, target: int
 ) -> bool:
     """Whether the target is still no better off than the source, when a peer has gone over.
 
     Where nobody trains the target, it is enough that the source keeps a peer.
     """
-    if math.isinf(loads[target]):
+    if not speeds[target]:
         return True
-    at_target = speed + flops_left[target] / loads[target]
-    at_source = flops_left[source] / loads[source] - speed
-    return _load(flops_left[target], at_target) >= _load(flops_left[source], at_source)
+    with_it, without_it = speeds[target] + speed, speeds[source] - speed
+    return _load(flops_left[target], with_it) >= _load(flops_left[source], without_it)

@@ -131,7 +131,7 @@ class DecoderConfig(_Config):
 
     @classmethod
     def of_sizes(cls, model: "ModelSection") -> dict[str, Any]:  # noqa: ARG003 (families use it)
-        """What a model from sizes says that other families do not."""
+        """Keys of a model from sizes that other families do not have."""
         return {}
 
     @property
@@ -473,7 +473,7 @@ def config_of_sizes(model: "ModelSection", vocabulary_size: int) -> dict[str, An
 
 
 def decoder_of_sizes(model: "ModelSection", vocabulary_size: int) -> DecoderConfig:
-    """What such a model is, to be counted; its bounds are those of the section."""
+    """Such a model, to be counted; its bounds are those of the section."""
     tree = config_of_sizes(model, vocabulary_size)
     return FAMILIES[model.family].model_construct(**tree)
 
@@ -492,7 +492,7 @@ def known_keys(text: str) -> str:
 
 
 def decoder_of(text: str) -> DecoderConfig:
-    """What a valid configuration says."""
+    """The model of a valid configuration."""
     family = _family_of(json.loads(text))
     assert family is not None
     return family.model_validate_json(text)

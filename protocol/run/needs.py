@@ -100,12 +100,25 @@ def state_bytes_of(spec: RunSpec, parameters: int) -> int:
     return weights + moments * (FP32_BYTES if spec.optimizer.moments == "fp32" else BF16_BYTES)
 
 
-def can_shard(spec: RunSpec) -> bool:
-    """Whether each of several cards can have a part of the weights alone.
+def sharding_fault(spec: RunSpec) -> str | None:
+    """Why each of several cards cannot have a part of the weights alone; None when it can.
 
     Adapters leave most weights as they are, and what balances experts comes out of their layers.
     """
-    return spec.adapter is None and spec.pipeline.stages == 1 and not _decoder(spec).is_mixture
+    if spec.adapter is None and spec.pipeline.stages == 1 and not _decoder(spec).is_mixture:
+        return None
+    return "adapters and mixtures of experts need all weights on each GPU; leave it out"
+
+
+def shards(spec: RunSpec, cards: int, free: int, *, asked: bool, divides: bool) -> bool:
+    """Whether each of several cards gets a part of the weights alone.
+
+    That is where it is asked for, or where all weights do not fit into `free` bytes of a card; but
+    not where cards divide sequences.
+    """
+    if cards == 1 or divides or sharding_fault(spec):
+        return False
+    return asked or card_memory(spec, cards, sharded=False) > free
 
 
 def resident_parameters(spec: RunSpec, parameters: int) -> int:
@@ -212,7 +225,7 @@ CODE_SLOTS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a run takes of one peer; bytes, unless the name says otherwise.
+    """A peer's share of what a run takes; bytes, unless the name says otherwise.
 
     Attributes:
         parameters: of the whole model.
@@ -264,7 +277,7 @@ def needs_of(
     *,
     recomputes: bool = False,
 ) -> Needs:
-    """What this run takes of a peer, which may compute layers again for their gradient.
+    """For a peer of this run, which may compute layers again for their gradient.
 
     Raises InvalidRunSpec as `parameters_of`.
     """
@@ -329,8 +342,8 @@ def sequence_memory(spec: RunSpec, *, recomputes: bool = False, in_bf16: bool = 
 
 
 def _takes_few_logits(spec: RunSpec) -> bool:
-    """Whether a step never has whole logits; stages have them."""
-    return spec.pipeline.stages == 1 and _decoder(spec).vocab_size > WHOLE_LOGITS_VOCABULARY
+    """Whether a step never has whole logits."""
+    return _decoder(spec).vocab_size > WHOLE_LOGITS_VOCABULARY
 
 
 def _head_gradients(spec: RunSpec) -> int:

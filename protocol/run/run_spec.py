@@ -21,7 +21,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     ValidationError,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -241,15 +240,12 @@ class SyncSection(Section):
     noloco: NolocoSection | None = None
     """With `method = "noloco"` only, and then never None."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _as_it_is_now(cls, tree: Any) -> Any:
+    def _completed(cls, tree: dict[str, Any]) -> dict[str, Any]:
         """Add the section of the method, and take out keys that are gone: signed bytes have them.
 
         `gasloc` is null there in runs that average in another way.
         """
-        if not isinstance(tree, dict):
-            return tree
         if tree.get("method") == "gasloc":
             raise misfit("method", GASLOC_GONE, "gasloc")
         if tree.get("gasloc") is not None:
@@ -323,7 +319,7 @@ class SyncSection(Section):
 
 
 class FrozenSection(Section):
-    """What the founder's `start` found out, so that no joiner has to."""
+    """Found out by the founder's `start`, so that no joiner has to."""
 
     config: Annotated[str, Field(max_length=65536)]
     """The model's configuration as Hugging Face's config.json, of the keys in families.py."""
@@ -379,10 +375,9 @@ class ExpertSection(Section):
     frozen: FrozenSection | None = None
     """Set by the founder's `start`."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _without_tokenizer(cls, tree: Any) -> Any:
-        if isinstance(tree, dict) and "tokenizer" in tree:
+    def _completed(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        if "tokenizer" in tree:
             raise misfit("tokenizer", ONE_TOKENIZER, tree["tokenizer"])
         return tree
 
@@ -473,10 +468,9 @@ class RunSpec(Section):
     frozen: FrozenSection | None = None
     """Set by the founder's `start`."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _with_experts(cls, tree: Any) -> Any:
-        return with_experts(tree) if isinstance(tree, dict) else tree
+    def _completed(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        return with_experts(tree)
 
     def _faults(self) -> Iterator[PydanticCustomError]:
         stages, layers = self.pipeline.stages, self.model.num_layers
@@ -720,7 +714,7 @@ def parse_toml(text: str, *, beside: RunSpec | None = None) -> RunSpec:
 
 
 def _beside(run: RunSpec, tree: dict[str, Any]) -> dict[str, Any]:
-    """What a tree says differently of a run; experts go by their names. Raises InvalidRunSpec."""
+    """The run with a tree's values over its own; experts go by name. Raises InvalidRunSpec."""
     whole, written = run.model_dump(), tree.get("experts")
     if not isinstance(written, list):
         return overlaid(whole, tree)

@@ -46,6 +46,16 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _tree_read(cls, tree: Any) -> Any:
+        return cls._completed(tree) if isinstance(tree, dict) else tree
+
+    @classmethod
+    def _completed(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        """With what is left out where it follows from the rest, and without keys that are gone."""
+        return tree
+
     @model_validator(mode="after")
     def _values_fit(self) -> Self:
         for fault in self._faults():
@@ -167,12 +177,9 @@ class OptimizerSection(Section):
     muon: MuonSection | None = None
     """With `name = "muon"` only, and then never None."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _with_section(cls, tree: Any) -> Any:
-        if isinstance(tree, dict) and tree.get("name") == "muon":
-            return with_section(tree, "muon")
-        return tree
+    def _completed(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        return with_section(tree, "muon") if tree.get("name") == "muon" else tree
 
     def _faults(self) -> Iterator[PydanticCustomError]:
         if self.muon is not None and self.name != "muon":
@@ -293,12 +300,9 @@ class DilocoSection(FragmentsSection):
     robust: Literal["clip", "trim"] = "clip"
     """Owners bound what one peer moves: 'clip' by length, 'trim' values too."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _without_feedback(cls, tree: Any) -> Any:
+    def _completed(cls, tree: dict[str, Any]) -> dict[str, Any]:
         """Take out a key that is gone: signed bytes have it, as `false`."""
-        if not isinstance(tree, dict):
-            return tree
         if (feedback := tree.get("error_feedback", False)) is not False:
             raise misfit("error_feedback", FEEDBACK_GONE, feedback)
         return {key: value for key, value in tree.items() if key != "error_feedback"}

@@ -55,7 +55,7 @@ WAYS: Final[Mapping[str, WayRow]] = {
 
 
 def conversations_of(method: str, stages: int) -> tuple[str, ...]:
-    """What a run's peers have to speak of besides what all do (protocol/wire/versions.py)."""
+    """Conversations that a run needs besides those of all peers (protocol/wire/versions.py)."""
     return (WAYS[method].conversation, *(["stage"] if stages > 1 else []))
 
 

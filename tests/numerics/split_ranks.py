@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from peer.training import head_loss, model
+from peer.training import head_loss
 from peer.training.device import Precision, autocast
 from peer.training.model import FlatModel, empty_module, initial_module
 from peer.training.ranks.context import SplitContext
@@ -93,7 +93,7 @@ def tokens() -> torch.Tensor:
 def computed(case: Case, ranks: Ranks = ALONE) -> dict[str, torch.Tensor]:
     """Loss, its gradient, log-probabilities, and how many values the backward pass has kept."""
     spec, divides = case.spec, ranks.divide_sequences
-    vars(model)["WHOLE_LOGITS_VOCABULARY"] = 1 if case.few_logits else 1 << 16
+    vars(head_loss)["WHOLE_LOGITS_VOCABULARY"] = 1 if case.few_logits else 1 << 16
     vars(head_loss)["MOST_LOGITS"] = 7 * VOCABULARY
     torch.manual_seed(spec.seed)
     flat = FlatModel(

@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from peer.training import head_loss, model
+from peer.training import head_loss
 from peer.training.device import autocast
-from peer.training.model import FlatModel, initial_module
+from peer.training.model import FlatModel, initial_module, model_config
+from peer.training.stages.compute import StageCompute
+from peer.training.stages.module import initial_stage
 from protocol.run.run_spec import ModelSection, RunSpec
 
 VOCABULARY, TOKENS = 300, 3 * 20
@@ -32,7 +34,7 @@ def flat_model(**sizes) -> FlatModel:
 
 @pytest.fixture
 def few_at_once(monkeypatch):
-    monkeypatch.setattr(model, "WHOLE_LOGITS_VOCABULARY", VOCABULARY - 1)
+    monkeypatch.setattr(head_loss, "WHOLE_LOGITS_VOCABULARY", VOCABULARY - 1)
     monkeypatch.setattr(head_loss, "MOST_LOGITS", 7 * VOCABULARY)
 
 
@@ -63,6 +65,31 @@ def test_it_is_the_loss_of_whole_logits(request, sizes, precision):
     with torch.no_grad(), Largest() as largest:
         assert float(ours.loss(tokens).detach()) == pytest.approx(2 * expected, rel=1e-2)
     assert largest.values < TOKENS * VOCABULARY / 2
+
+
+def finished(spec: RunSpec) -> tuple[float, torch.Tensor, torch.Tensor, int]:
+    """Loss, the boundary's gradient and the stage's of the end of a path; and as `trained`."""
+    stage = initial_stage(model_config(spec, VOCABULARY), spec.seed, 0, 2)
+    flat, drawn = FlatModel(stage, torch.device("cpu")), torch.Generator().manual_seed(1)
+    compute = StageCompute(stage, flat.device, "fp32")
+    compute.embed(0, torch.randint(VOCABULARY, (3, 21), generator=drawn))
+    with Largest() as largest:
+        loss, passed = compute.finish(0, torch.randn(3, 20, 16, generator=drawn))
+        compute.add_weights()
+    return loss, passed, flat.gradient_P, largest.values
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_end_of_a_path_through_stages_has_the_same_gradients(request, tied):
+    sizes = ModelSection(hidden_size=16, num_layers=2, num_heads=2, tie_embeddings=tied)
+    loss, *expected, most = finished(RunSpec(model=sizes))
+    assert most == TOKENS * VOCABULARY
+    request.getfixturevalue("few_at_once")
+    found_loss, *found, most = finished(RunSpec(model=sizes))
+    assert most < TOKENS * VOCABULARY / 2
+    assert found_loss == pytest.approx(loss, rel=1e-6)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.dist(one, other) < 1e-6 * torch.linalg.vector_norm(other)
 
 
 @pytest.mark.usefixtures("few_at_once")

@@ -6,7 +6,7 @@ from test_families import spec_of
 from torch.nn import functional
 from training_worlds import VOCABULARY
 
-from peer.training import model as model_module
+from peer.training import head_loss
 from peer.training.model import FlatModel, initial_module
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ def test_each_can_be_lacking(
     family: str, lacking: str, whole_logits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not whole_logits:
-        monkeypatch.setattr(model_module, "WHOLE_LOGITS_VOCABULARY", VOCABULARY - 1)
+        monkeypatch.setattr(head_loss, "WHOLE_LOGITS_VOCABULARY", VOCABULARY - 1)
     expected = gradient(family, whole_logits)
     for place, name in LACKING[lacking]:
         monkeypatch.delattr(place, name, raising=False)

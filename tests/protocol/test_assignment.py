@@ -9,13 +9,19 @@ from protocol.run.assignment import (
     EMPTY_S,
     Balance,
     Move,
-    needed_move,
     needed_stage,
     newcomers_stage,
     stage_need,
 )
 
 VISITED = 3
+
+
+def needed_move(holders, visited):
+    """The move between stages that so many peers hold."""
+    peers = [[f"{stage}/{number}" for number in range(of)] for stage, of in enumerate(holders)]
+    need = stage_need(peers, visited)
+    return need and need.move
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_adapters_take_the_disk_of_adapters_and_the_memory_of_their_base():
     assert needs_of(adapted).gpu_memory > base
 
 
-def test_a_head_of_many_tokens_has_gradients_for_logits_and_stages_have_whole_ones():
+def test_a_head_of_many_tokens_has_gradients_for_logits_in_stages_too():
     many = '{"vocab_size":131072,"hidden_size":64,"num_hidden_layers":20}'
     whole = needs_of(frozen_run(many))
     adapted = needs_of(frozen_run(many, model={"init_from": "x"}, adapter={}))
@@ -168,5 +168,5 @@ def test_a_head_of_many_tokens_has_gradients_for_logits_and_stages_have_whole_on
     stages = {"pipeline": {"stages": 2}, "sync": {"inner_steps": 5}}
     long = {"model": {"context_length": 4096}}
     logits = 12 * 4096 * 131_072
-    assert needs_of(frozen_run(many, **stages, **long)).sequence > logits * 1.5 / 2
+    assert needs_of(frozen_run(many, **stages, **long)).sequence < logits / 2
     assert needs_of(frozen_run(many, **long)).sequence < logits

@@ -21,10 +21,10 @@ from msgspec.structs import replace
 
 from peer.runtime.child_frames import READ_BYTES, FrameDecoder, PipeError, encode
 from peer.runtime.child_process import how_it_ended
+from peer.training.child_process import PROGRAM
 from peer.training.messages import Begin, Failed, TrainerSettings
 from peer.training.pipe import FROM_TRAINER
 
-PROGRAM: Final = "peer.training.child"
 _PR_SET_PDEATHSIG: Final = 1
 
 

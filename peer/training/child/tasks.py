@@ -47,7 +47,7 @@ from peer.training.sharded import ShardedModel, weights_nowhere
 from peer.training.shared import code_memory
 from protocol.errors import LocoError
 from protocol.run.families import division_fault
-from protocol.run.needs import can_shard, card_memory, sequence_memory
+from protocol.run.needs import sequence_memory, sharding_fault, shards
 from protocol.run.run_spec import RunSpec
 
 NICENESS_ON_CPU: Final = 10
@@ -163,6 +163,8 @@ def build(
             f"a step has {batch} sequences (training.batch_size), fewer than the {settings.ranks}"
             f" GPUs here; give --gpus {batch}"
         )
+    if settings.shard_weights and (why := sharding_fault(spec)):
+        raise ValueError(f"--shard-weights: {why}")
     if settings.ranks > 1:
         store_fd, weights_fd = code_memory(), code_memory()
         start_followers(settings, (store_fd, weights_fd), channel.emit)
@@ -251,10 +253,8 @@ def _stepper(
 
 def _shards(settings: TrainerSettings, spec: RunSpec, ranks: Ranks, device: torch.device) -> bool:
     """Whether each rank gets a part of the weights alone; all ranks find the same."""
-    if ranks.count == 1 or ranks.divide_sequences or not can_shard(spec):
-        return False
-    fits = card_memory(spec, ranks.count, sharded=False) <= free_memory(device, ranks.count)
-    return settings.shard_weights or not ranks.least(int(fits))
+    free, asked = ranks.least(free_memory(device, ranks.count)), settings.shard_weights
+    return shards(spec, ranks.count, free, asked=asked, divides=ranks.divide_sequences)
 
 
 def _sharded_model(

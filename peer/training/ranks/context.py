@@ -103,7 +103,7 @@ class SplitContext:
     def _seen_within(
         self, window: int | None, length: int, device: torch.device
     ) -> torch.Tensor | None:
-        """Which tokens each token sees, [B or 1, 1, T, T]; None is all before it, and itself."""
+        """The tokens that each token sees, [B or 1, 1, T, T]; None is all before it, and itself."""
         if self._documents_BT is None and (window is None or window >= length):
             return None
         if window not in self._seen:

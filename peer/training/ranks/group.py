@@ -111,9 +111,8 @@ class Ranks:
         order, *numbers = told.tolist()
         return RankOrder(int(order)), numbers
 
-    def deal(self, blocks_BT: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Our share of the sequences that rank 0 has; the array of others is filled."""
-        self.spread(torch.from_numpy(blocks_BT))
+    def share_of(self, blocks_BT: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Our share of these sequences."""
         if self.divide_sequences:
             return blocks_BT  # the model takes its part of each
         return np.array_split(blocks_BT, self.count)[self.rank]

@@ -7,15 +7,13 @@ same sizes (compute.py).
 """
 
 from pathlib import Path
-from typing import Final
 
-import psutil
 import torch
 from msgspec.structs import replace
 
 from peer.codec import get_codec
 from peer.training.corpus.folder import open_corpus
-from peer.training.device import CPU_MEMORY_SHARE, choose_device, choose_precision
+from peer.training.device import activation_memory, choose_device, choose_precision
 from peer.training.loop import InnerLoop, inner_loop
 from peer.training.messages import Ready, TrainerSettings
 from peer.training.model import FlatModel, model_config
@@ -30,8 +28,6 @@ from .channel import BoundaryCoder, StageChannel
 from .compute import StageCompute
 from .module import initial_stage
 from .steppers import DataPeerStepper, RelayStepper, stage_clip_norm
-
-CUDA_SHARE: Final = 0.8
 
 
 def graph_bytes(compute: StageCompute, given: torch.Tensor, *, embeds: bool) -> int:
@@ -54,13 +50,6 @@ def graph_bytes(compute: StageCompute, given: torch.Tensor, *, embeds: bool) -> 
     # Where layers are computed again their inputs are kept, and no hook sees them.
     inputs = made.untyped_storage().nbytes() * compute.num_layers
     return max(sum(kept.values()), inputs)
-
-
-def free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * CUDA_SHARE)
-    return int(psutil.virtual_memory().available * CPU_MEMORY_SHARE)
 
 
 def slots_for(graph: int, free: int) -> tuple[int, bool]:
@@ -118,4 +107,4 @@ def measured_slots(
         given = torch.zeros((sequences, tokens + 1), dtype=torch.int64, device=device)
     else:
         given = torch.zeros((sequences, tokens, width), device=device)
-    return slots_for(graph_bytes(compute, given, embeds=embeds), free_bytes(device))
+    return slots_for(graph_bytes(compute, given, embeds=embeds), activation_memory(device))

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from peer.training.head_loss import head_loss, takes_few_logits
 from protocol.run.layout import DATA_STAGE, stage_layers
 
 SEEDS_PER_RUN: Final = 1 << 16
@@ -74,10 +75,11 @@ class StageModule(nn.Module):
 
     def loss(self, hidden_BTD: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """The end of a path: mean cross-entropy, nats per token."""
-        logits_BTV = self.lm_head(self.model.norm(hidden_BTD))
-        return functional.cross_entropy(
-            logits_BTV.reshape(-1, logits_BTV.shape[-1]).float(), targets_BT.reshape(-1)
-        )
+        hidden_ND, targets_N = self.model.norm(hidden_BTD).flatten(0, 1), targets_BT.reshape(-1)
+        if takes_few_logits(self.lm_head.out_features):
+            count = torch.tensor(len(targets_N))
+            return head_loss(hidden_ND, self.lm_head.weight, targets_N, count)
+        return functional.cross_entropy(self.lm_head(hidden_ND).float(), targets_N)
 
 
 def initial_stage(config: Any, seed: int, stage: int, stages: int) -> StageModule:

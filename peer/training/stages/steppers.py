@@ -80,12 +80,7 @@ class GradientSum:
 def length_of(values_P: torch.Tensor) -> float:
     """The Euclidean norm, also where the sum of squares is beyond fp32."""
     norm = float(torch.linalg.vector_norm(values_P))
-    if math.isfinite(norm):
-        return norm
-    largest = float(torch.linalg.vector_norm(values_P, math.inf))
-    if not math.isfinite(largest):
-        return largest
-    return largest * float(torch.linalg.vector_norm(values_P / largest))
+    return norm if math.isfinite(norm) else float(torch.linalg.vector_norm(values_P.double()))
 
 
 @dataclass(eq=False)

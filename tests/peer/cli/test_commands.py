@@ -166,6 +166,7 @@ def test_a_bug_is_called_a_bug(daemon) -> None:
         ),
         (["start", "run.toml", "--shard-weights"], "needs several GPUs of this machine"),
         (["start", "run.toml", "--shard-weights", "--gpus", "1"], "needs several GPUs"),
+        (["start", "run.toml", "--split-context", "--gpus", "1"], "needs several GPUs"),
         (["start", "run.toml", "--overlap-steps", "-1"], "--overlap-steps: must be from 0"),
         (["start", "run.toml", "--stage", "1"], "No such option: --stage"),
         (["start", "run.toml", "--overlap-steps", "2"], "this run waits for no fragments"),
@@ -235,6 +236,19 @@ def test_gpus_that_are_not_here_are_refused_before_the_daemon_runs(
     assert sentence in result.stderr
     assert not daemon.calls
     assert loco("start", "run.toml", "--gpus", "all").exit_code == 0
+
+
+@pytest.mark.parametrize("option", ["--split-context", "--shard-weights"])
+def test_what_one_gpu_cannot_do_is_refused_where_all_are_one(daemon, monkeypatch, option) -> None:
+    run_toml()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for count in (1, 2):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        result = loco("start", "run.toml", "--gpus", "all", option)
+        assert result.exit_code == (2 if count == 1 else 0)
+        assert (f"{option[2:]} = true (command line): needs several" in result.stderr) == (
+            count == 1
+        )
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,18 @@ def test_more_devices_than_a_step_has_sequences_are_refused(capsys):
     assert (failed.reason, failed.detail[:34]) == ("unusable", "a step has 2 sequences (training.b")
 
 
+def test_weights_that_cannot_be_shared_out_are_refused_where_that_is_asked_for(capsys):
+    """A mixture, which the checkpoint that a run begins from may turn out to be."""
+    mixture = {"family": "mixtral", "experts": 2, "experts_per_token": 1}
+    spec = RunSpec.model_validate({"model": mixture})
+    told = replace(SETTINGS, spec=spec.to_bytes(), devices=("cpu",) * 2, shard_weights=True)
+    channel = FakeChannel()
+    assert tasks.train(channel, lambda: tasks.build(told, -1, -1, channel)) == 1
+    (failed,) = channel.events
+    assert failed.reason == "unusable"
+    assert failed.detail.startswith("--shard-weights: adapters and mixtures of experts need all")
+
+
 TINY = RunSpec.model_validate({"model": {"hidden_size": 16, "num_layers": 1, "num_heads": 2}})
 
 
@@ -210,6 +222,7 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch, tmp_path):
         fit_micro_batch(stepper, np.zeros((4, 9), np.int64))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_auto_compiles_where_there_are_a_gpu_and_a_compiler(monkeypatch):
     meta = torch.device("meta")
     assert not FlatModel(empty_module(TINY, 256), torch.device("cpu"), compile="auto").is_compiled

@@ -131,11 +131,18 @@ class ToldSpare(SpareChild):
         return child
 
 
-async def test_where_not_even_one_sequence_fitted_less_is_kept_from_then_on(autojump_clock):
+MIXTURE = {"family": "mixtral", "experts": 2, "experts_per_token": 1}
+
+
+@pytest.mark.parametrize(("model", "shards"), [({}, True), (MIXTURE, False)])
+async def test_where_not_even_one_sequence_fitted_less_is_kept_from_then_on(
+    autojump_clock, model, shards
+):
     """Also where the cap of a later life is above nothing again; then less of the weights, too."""
     told: list[TrainerSettings] = []
+    spec = RunSpec.model_validate({"model": model})
     with SharedVector(128) as slow:
-        settings = TrainerSettings(RunSpec().to_bytes(), "me", "", 256)
+        settings = TrainerSettings(spec.to_bytes(), "me", "", 256)
         start = trainer_starter(settings, slow, ToldSpare(told))
         for cap in (None, 1, 0, 4, 0, 4):
             async with start(slow.array, cap):
@@ -148,6 +155,6 @@ async def test_where_not_even_one_sequence_fitted_less_is_kept_from_then_on(auto
         (1, False, False),
         (0, True, False),
         (4, True, False),
-        (0, True, True),
-        (4, True, True),
+        (0, True, shards),
+        (4, True, shards),
     ]

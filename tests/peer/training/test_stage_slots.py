@@ -62,7 +62,7 @@ def test_layers_are_computed_again_where_the_least_does_not_fit(
 ):
     """Only then, or where the user says so; and what is chosen is told."""
     spec = run_spec()
-    monkeypatch.setattr(build, "free_bytes", lambda _: 10**5 if small else 10**9)
+    monkeypatch.setattr(build, "activation_memory", lambda _: 10**5 if small else 10**9)
     tokens = tmp_path / "tokens.u8"
     tokens.write_bytes(bytes(range(64)) * 200)
     layout = Stage(spec, 1).model.layout

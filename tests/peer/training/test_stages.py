@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from peer.codec import get_codec
-from peer.training import model
 from peer.training.model import FlatModel, model_config
 from peer.training.optimizer import inner_optimizer
 from peer.training.shared import BoundaryRing, code_memory
@@ -204,17 +203,6 @@ def test_loss_and_gradients_are_those_of_the_whole_model(tied, family):
         if name not in dict(stages[0].module.named_parameters()):
             of_stage = of_stage / 3  # a relay divides when it steps, by its three microbatches
         torch.testing.assert_close(of_stage, parameter.grad, rtol=1e-5, atol=2e-7)
-
-
-def test_a_stage_keeps_its_head_however_large_the_vocabulary(monkeypatch):
-    spec = run_spec()
-    expected = Stage(spec, 0).module.loss(*(end := boundary_and_targets()))
-    monkeypatch.setattr(model, "WHOLE_LOGITS_VOCABULARY", VOCABULARY - 1)
-    assert torch.equal(Stage(spec, 0).module.loss(*end), expected)
-
-
-def boundary_and_targets():
-    return torch.ones(2, 16, 32), torch.from_numpy(blocks(2))[:, 1:]
 
 
 @pytest.mark.slow
