@@ -38,13 +38,17 @@ def print_version(wanted: bool = True) -> None:
         raise typer.Exit
 
 
-def option(name: str, metavar: str, help: str, *letter: str, **more: Any) -> Any:
+def option(
+    name: str, metavar: str, help: str, default: Any = ..., *letter: str, **more: Any
+) -> Any:
+    """Without a default it must be given."""
     more["autocompletion"] = _choices_in(metavar)
-    return typer.Option(name, *letter, metavar=metavar or None, help=help, **more)
+    return typer.Option(default, name, *letter, metavar=metavar or None, help=help, **more)
 
 
-def argument(metavar: str, help: str, **more: Any) -> Any:
-    return typer.Argument(metavar=metavar, help=help, autocompletion=_choices_in(metavar), **more)
+def argument(metavar: str, help: str, default: Any = ..., **more: Any) -> Any:
+    complete = _choices_in(metavar)
+    return typer.Argument(default, metavar=metavar, help=help, autocompletion=complete, **more)
 
 
 def _choices_in(metavar: str) -> Callable[[str], list[str]] | None:
@@ -58,46 +62,19 @@ def _choices_in(metavar: str) -> Callable[[str], list[str]] | None:
     return complete
 
 
-def _spelled(of: Option, hidden: bool = False) -> Any:
+def spelled(of: Option, default: Any = ..., *, hidden: bool = False) -> Any:
     letter = [of.letter] if of.letter else []
-    return option(f"--{of.name}", of.metavar, of.told, *letter, hidden=hidden)
+    return option(f"--{of.name}", of.metavar, of.told, default, *letter, hidden=hidden)
 
 
-Version = Annotated[
-    bool,
-    option(
-        "--version",
-        "",
-        "Print the version, and what it speaks to peers.",
-        callback=print_version,
-        is_eager=True,
-    ),
-]
-RunToml = Annotated[Path, argument("RUN.toml", "The run spec.")]
-RunTomlIfNew = Annotated[
-    Path | None,
-    argument("[RUN.toml]", "The run spec; not needed if the home has a run.", show_default=False),
-]
-NewRun = Annotated[
-    bool, option("--new-run", "", "Found a new run; the home's old run is moved to old-runs/.")
-]
-Restore = Annotated[
-    str | None,
-    option(
-        "--restore",
-        "URL",
-        "Fill an empty home from what --checkpoint-upload copied, and continue from it.",
-    ),
-]
 Peer = Annotated[str, argument("PEER", "A peer id, as `status` shows it.")]
-Home = Annotated[Path | None, _spelled(OPTIONS["home"])]
-Bootstrap = Annotated[list[str] | None, _spelled(OPTIONS["bootstrap"])]
-Invite = Annotated[str | None, _spelled(OPTIONS["invite"])]
-Listen = Annotated[str | None, _spelled(OPTIONS["listen"])]
-Device = Annotated[str | None, _spelled(OPTIONS["device"])]
-Threads = Annotated[int | None, _spelled(OPTIONS["threads"])]
+Home = Annotated[Path | None, spelled(OPTIONS["home"])]
+Bootstrap = Annotated[list[str] | None, spelled(OPTIONS["bootstrap"])]
+Invite = Annotated[str | None, spelled(OPTIONS["invite"])]
+Listen = Annotated[str | None, spelled(OPTIONS["listen"])]
+Device = Annotated[str | None, spelled(OPTIONS["device"])]
 AsJson = Annotated[bool, option("--json", "", "Print JSON.")]
-Verbose = Annotated[bool | None, _spelled(OPTIONS["verbose"])]
+Verbose = Annotated[bool | None, spelled(OPTIONS["verbose"])]
 
 Handler = Callable[..., None]
 
@@ -110,7 +87,7 @@ def takes_peer_options(command: Handler) -> Handler:
     founds = command.__name__ == "start"
     told = [o for o in OPTIONS.values() if o.founder or not founds or o.name == "bootstrap"]
     kinds = {
-        o.key: (Annotated[o.kind, _spelled(o, hidden=founds and not o.founder)], None) for o in told
+        o.key: (Annotated[o.kind, spelled(o, hidden=founds and not o.founder)], None) for o in told
     }
     return _with_options(command, kinds)
 
@@ -312,8 +289,8 @@ class Command(TyperCommand):
         lines = examples_of(self.name or "")
         with formatter.section("Examples" if len(lines) > 1 else "Example"):
             formatter.write("".join(f"  {line}\n" for line in lines))
-        if self.name in NEXT:
-            formatter.write(f"\nNext: {NEXT[self.name]}\n")
+        if then := NEXT.get(self.name or ""):
+            formatter.write(f"\nNext: {then}\n")
 
 
 class New(Command):
