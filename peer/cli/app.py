@@ -18,7 +18,7 @@ import typer
 from peer.options.config import OPTIONS, ConfigError, check_given, load_config, refuse_experts
 from peer.options.exit_codes import ExitCode
 from peer.options.values import LogFormat
-from protocol.errors import InvalidRunSpec, LocoError, Refused, leaves
+from protocol.errors import LocoError, Refused, Unusable, leaves
 
 from . import options as opt
 from .options import Command, Commands, Start, argument, option
@@ -35,25 +35,13 @@ app = typer.Typer(
 
 # --- how errors end a command ---------------------------------------------------------------------
 def exit_code_of(error: LocoError) -> ExitCode:
-    if isinstance(error, (ConfigError, InvalidRunSpec)):
+    if isinstance(error, Unusable):
         return ExitCode.USAGE
+    if isinstance(error, Refused):
+        return ExitCode.REFUSED
     from peer.observe.control import NoDaemon
 
-    if isinstance(error, NoDaemon):
-        return ExitCode.NO_DAEMON
-    # What else there is takes half a second to import, and most commands need none of it.
-    from peer.network.identity import IdentityUnusable
-    from peer.network.p2pd import CannotListen
-    from peer.observe.endpoint import EndpointUnavailable
-    from peer.state.home import HomeError
-    from peer.training.ports import CannotTrain
-    from protocol.pipeline.question import CannotPlan
-    from protocol.pipeline.tables import BadTable
-
-    usage = (HomeError, IdentityUnusable, EndpointUnavailable, CannotListen, CannotTrain)
-    if isinstance(error, (*usage, BadTable, CannotPlan)):
-        return ExitCode.USAGE
-    return ExitCode.REFUSED if isinstance(error, Refused) else ExitCode.FAILURE
+    return ExitCode.NO_DAEMON if isinstance(error, NoDaemon) else ExitCode.FAILURE
 
 
 def _report(error: BaseException, *, verbose: bool) -> ExitCode:

@@ -19,14 +19,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from peer.runtime import Entropy, PeerId
 from peer.runtime.files import PRIVATE_FILE, replace_file
 from protocol.address.peer_id import peer_id_from_public_key
-from protocol.errors import LocoError
+from protocol.errors import Unusable
 
 SEED_BYTES: Final = 32
 _FILE_PREFIX: Final = bytes.fromhex("08011240")
 _FILE_BYTES: Final = len(_FILE_PREFIX) + 2 * SEED_BYTES
 
 
-class IdentityUnusable(LocoError): ...
+class IdentityUnusable(Unusable): ...
 
 
 class Identity:

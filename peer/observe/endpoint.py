@@ -33,7 +33,7 @@ import msgspec
 import trio
 
 from peer.options.values import HostPort
-from protocol.errors import LocoError
+from protocol.errors import Unusable
 from protocol.limits import ANSWER_S, MAX_HEADER_BYTES
 
 from .control import Clients, read_until
@@ -60,8 +60,7 @@ _GUARDED: Final = (
 )
 
 
-class EndpointUnavailable(LocoError):
-    pass
+class EndpointUnavailable(Unusable): ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from protocol.errors import InvalidRunSpec, LocoError
+from protocol.errors import InvalidRunSpec, Unusable
 from protocol.limits import MAX_SPEC_BYTES, MAX_STAGES
 
 from . import values
@@ -49,7 +49,7 @@ DEFAULT_PORT: Final = 31337
 ENVIRONMENT_PREFIX: Final = "LOCO_"
 
 
-class ConfigError(LocoError):
+class ConfigError(Unusable):
     """The message says what to change."""
 
 
