@@ -34,7 +34,7 @@ from peer.process.bottom_line import bottom_line
 from peer.process.notices import Watch
 from peer.process.rejoin import JoinAgain
 from peer.process.signals import run_until_signalled
-from peer.runtime.work import RealEntropy, RealWork
+from peer.runtime.work import RealWork
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import Home
 from peer.state.kept_files import Acquaintances, AdmissionFile, Pins
@@ -110,7 +110,7 @@ class _Daemon:
         )
 
     async def run(self, spec: RunSpec | None) -> None:
-        identity = load_or_create(self._home.identity_path, RealEntropy())
+        identity = load_or_create(self._home.identity_path)
         incarnation = self._home.next_incarnation()
         async with (
             open_libp2p_network(
@@ -141,7 +141,7 @@ class _Daemon:
         report.price_per_hour = self._config.price_per_hour
         report.metrics_url = await self._serve_pages(nursery, report)
         nursery.start_soon(report.keep_history)
-        handlers = ControlRequests(peer, RealEntropy()).handlers()
+        handlers = ControlRequests(peer).handlers()
         await nursery.start(
             serve_control, self._home.control_socket, handlers, events.request_failed
         )
@@ -188,7 +188,7 @@ class _Daemon:
         """What this home signs with; a home that founds a run is given a founder's key."""
         path = self._home.founder_key_path
         if spec is not None:
-            return Keys(identity, load_or_create(path, RealEntropy()))
+            return Keys(identity, load_or_create(path))
         return Keys(identity, load(path) if path.exists() else None)
 
     async def _serve_pages(self, nursery: trio.Nursery, report: Report) -> str:

@@ -2,7 +2,7 @@
 
 Each port has a real and a simulated implementation, and one test suite checks both. No socket,
 thread, `time.time()` or unseeded random gets past them: the same code runs a thousand peers in one
-process in virtual time.
+process in virtual time. Keys and invitations alone are made of `os.urandom`.
 
 Peer ids are the base58 text of a libp2p peer id (`12D3KooW...`); addresses are multiaddr text.
 """
@@ -171,10 +171,6 @@ class Work(Protocol):
 
         A function that may take long calls it now and then, and leaves nothing behind.
         """
-
-
-class Entropy(Protocol):
-    def token_bytes(self, n: int) -> bytes: ...
 
 
 # The Trainer port stands in peer/training/ports.py: its messages belong to the trainer.
