@@ -31,7 +31,7 @@ from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import CORPUS_SHARE, check_agreed, say_needs
 from peer.options.values import HostPort, LogFormat, Notices, Origin
 from peer.process.bottom_line import bottom_line
-from peer.process.notices import Watch
+from peer.process.notices import until_taken_away
 from peer.process.rejoin import JoinAgain
 from peer.process.signals import run_until_signalled
 from peer.runtime.work import RealWork
@@ -162,7 +162,7 @@ class _Daemon:
         def tell_silent(detail: str) -> None:
             events.emit(EventName.NOTICES_UNHEARD, cloud=cloud, detail=detail)
 
-        await Watch(notices).wait(tell_silent)
+        await until_taken_away(notices, tell_silent)
         events.emit(EventName.NOTICE_RECEIVED, cloud=cloud)
         self._stop.set()
 

@@ -417,7 +417,6 @@ class Facts:
     train_loss: float | None = None
     gradient_norm: float = 0.0
     validation_loss: float | None = None
-    validation_round: int | None = None
     losses_of_domains: dict[int, float] = field(default_factory=dict)
     losses_together: dict[int, float] = field(default_factory=dict)
     replica_distance: float | None = None
@@ -542,8 +541,8 @@ class Facts:
         self.restarts[reason] += 1
         self.deaths.append((trio.current_time(), reason))
 
-    def count_validation(self, round_: int, loss: float) -> None:
-        self.validation_loss, self.validation_round = loss, round_
+    def count_validation(self, loss: float) -> None:
+        self.validation_loss = loss
         self.losses.append(loss)
         self.lowest_loss = min(self.lowest_loss, loss)
 
