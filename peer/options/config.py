@@ -153,8 +153,7 @@ class PeerConfig:
         founder=False,
     )
     alone: bool = _flag(
-        OptionGroup.RUN,
-        "Continue the home's run at once, even if no known peer can be reached.",
+        OptionGroup.RUN, "Continue the home's run at once, even if no known peer can be reached."
     )
     stage: int | None = _run(
         whole(0, MAX_STAGES - 1),
@@ -222,14 +221,10 @@ class PeerConfig:
         default=(),
     )
     max_upload_mbps: float | None = _network(
-        _mbps,
-        "MBPS",
-        "Upload limit in megabits per second. Default: no limit.",
+        _mbps, "MBPS", "Upload limit in megabits per second. Default: no limit."
     )
     max_download_mbps: float | None = _network(
-        _mbps,
-        "MBPS",
-        "Download limit in megabits per second. Default: no limit.",
+        _mbps, "MBPS", "Download limit in megabits per second. Default: no limit."
     )
     relay_mbps: float = _network(
         number("megabits per second", 1, 1000000.0, zero=True),
@@ -311,8 +306,7 @@ class PeerConfig:
         "Price of this machine, to show what the run has cost on it so far.",
     )
     json_ready: bool = _flag(
-        OptionGroup.WATCHING,
-        "Print one line of JSON on stdout as soon as others can join.",
+        OptionGroup.WATCHING, "Print one line of JSON on stdout as soon as others can join."
     )
     notices: Notices | None = _watching(
         values.notices,
