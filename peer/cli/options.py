@@ -271,7 +271,7 @@ NEXT: Final[Mapping[str, str]] = {
     "measure": "loco-peer plan run.toml --peers peers.csv",
     "completion": "open a new shell; zsh needs `compinit` in ~/.zshrc before it",
 }
-"""What comes after a command."""
+"""Told after a command's examples."""
 
 
 def examples_of(command: str) -> list[str]:

@@ -76,7 +76,7 @@ class PartShape:
 
 @dataclass(frozen=True, slots=True)
 class HeldPart:
-    """What belongs to the group that a peer is in; `view` holds its other peers."""
+    """The part of the model that a peer's group holds; `view` holds its other peers."""
 
     group: Group
     shape: PartShape
@@ -136,7 +136,7 @@ def _plain(record: "PipelineFacts | ReachFacts") -> dict[str, Any]:
 
 
 class Spent(StrEnum):
-    """What time goes into, summed over microbatches that are under way at once."""
+    """Kinds of time, summed over microbatches that are under way at once."""
 
     COMPUTING = "computing"
     """The trainer works on one."""
@@ -148,7 +148,7 @@ class Spent(StrEnum):
 
 @dataclass(slots=True)
 class PipelineFacts:
-    """What a peer that holds a stage knows of its pipeline.
+    """A pipeline, as a peer that holds a stage of it knows it.
 
     Attributes:
         snapshot: digest of the snapshot that we plan from; None before the first.
@@ -556,7 +556,7 @@ class Facts:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """What time went into: first the trainer's, then what is done for averages beside it."""
+        """Time by its use: first the trainer's, then what is done for averages beside it."""
         beside = {str(p): d.sum_s for p, d in self.phases.items() if p is not RoundPhase.TRAIN}
         trainer = {str(into): spent_s for into, spent_s in self.spent_s.items()}
         return {**trainer, "pack": self.packing.seconds, **beside}

@@ -1,4 +1,4 @@
-"""What a peer serves over HTTP: metrics for Prometheus, and a web page to watch the run.
+"""The pages of a peer over HTTP: metrics for Prometheus, and a web page to watch the run.
 
     GET /metrics       numbers for Prometheus
     GET /              the page, which asks for the others and for nothing else anywhere

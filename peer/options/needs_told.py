@@ -89,7 +89,7 @@ def misfit(config: PeerConfig, spec: RunSpec, free: FreeRoom) -> str:
 
 
 def _larger_than(share: float, config: PeerConfig, spec: RunSpec, free: FreeRoom) -> str:
-    """What the run takes of which there is no such share free."""
+    """Names what the run takes of which there is no such share free."""
     needs = _needs(spec, config)
     memory = needs.model_memory(on_gpu=free.gpu is not None) + _whole_in_host(config, spec, free)
     wanted = [("disk", needs.disk - SPARE_BYTES, free.disk), ("memory", memory, free.memory)]
@@ -149,7 +149,7 @@ def say_needs(
 def told_needs(
     spec: RunSpec, corpus_tokens: int | None = None, config: PeerConfig | None = None
 ) -> list[str]:
-    """What a run takes of a peer, one subject a line; `config` is that of this machine."""
+    """The needs of a run, one subject a line; `config` is that of this machine."""
     keep = OPTIONS["checkpoint-keep"].default if config is None else config.checkpoint_keep
     limit = None if config is None else config.max_upload_mbps
     corpus = "the corpus on top"
@@ -278,7 +278,7 @@ def _tokens_in(source: str, spec: RunSpec) -> int | None:
 
 
 def least_corpus_bytes(spec: RunSpec, source: str | None = None) -> int:
-    """What the corpus will take on the disk at the least, as far as that is known."""
+    """Bytes of the disk that the corpus will take at the least, as far as that is known."""
     if spec.data.manifest is not None:
         return 0  # it is made already, and comes in pieces
     # A token of `bytes` takes one byte; others take two or more, and may be half as many as told.

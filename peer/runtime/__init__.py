@@ -57,7 +57,7 @@ StreamHandler = Callable[[Stream], Awaitable[None]]
 
 @dataclass(slots=True)
 class NetworkStatistics:
-    """What a network has carried since it started.
+    """Traffic of a network since it started.
 
     Attributes:
         sent_bytes, received_bytes: by protocol id, between us and the streams.
@@ -161,7 +161,7 @@ class Work(Protocol):
     """Where blocking work runs: a thread in real life, inline in simulation."""
 
     def processor_time(self, pid: int | None) -> ProcessorTime:
-        """What this process has taken, and another of ours; as far as the system tells."""
+        """Time that this process has taken, and another of ours; as far as the system tells."""
 
     async def run(self, function: Callable[..., T], *args: Any, may_be_cut_off: bool = False) -> T:
         """`function(*args)`; cancelling waits for it, unless it may be cut off at any moment."""
