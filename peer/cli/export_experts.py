@@ -42,6 +42,7 @@ from .export import (
     fetched,
     folder_in,
     newest_kept,
+    own_state,
     slow_weights_in,
     slow_weights_of,
     taken,
@@ -210,7 +211,7 @@ def _gathered(
     home: Home, run: RunSpec, numbers: list[int], tell: Tell, gone: ExitStack
 ) -> list[FoundExpert]:
     """All of these experts. Raises ExportFailed: some are not to be had."""
-    own, why = _own_state(home, tell)
+    own, why = own_state(home, tell)
     found, missing = list[FoundExpert](), dict[str, str]()
     for count, number in enumerate(numbers):
         name = run.experts[number].name
@@ -234,15 +235,6 @@ def _gathered(
     raise ExportFailed(
         f"not all experts are to be had ({reasons}). Start a peer of each that is missing{cure}"
     )
-
-
-def _own_state(home: Home, tell: Tell) -> tuple[dict[str, Any], NoDaemon | NotNow | None]:
-    """The daemon's reply of where its state is; or why it gives none."""
-    tell(TaskProgress("the daemon writes its state"))
-    try:
-        return told(home, "write_state", SLOW_S), None
-    except (NoDaemon, NotNow) as error:
-        return {}, error
 
 
 def _found(

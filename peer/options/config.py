@@ -347,6 +347,10 @@ OPTIONS: Final[Mapping[str, Option]] = {
     if field.metadata
     for option in [dataclasses.replace(field.metadata["option"], attribute=field.name)]
 }
+USUAL: Final = PeerConfig(
+    **{option.attribute: option.default for option in OPTIONS.values()}, origins={}
+)
+"""All defaults, and no home."""
 SECRETS: Final = frozenset({"invite", "metrics-token", "notify"})
 """Options whose values are shown to nobody."""
 NOT_GIVEN: Final = "-"
