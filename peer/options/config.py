@@ -11,7 +11,6 @@ costs its owner a night.
 # ruff: noqa: RUF009 - `_option` makes a field, as dataclasses.field does
 
 import dataclasses
-import difflib
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from protocol.errors import InvalidRunSpec, Unusable
 from protocol.limits import MAX_SPEC_BYTES, MAX_STAGES
+from protocol.names import nearest
 
 from . import values
 from .providers import mapped_by_provider
@@ -479,10 +479,7 @@ REMOVED: Final = {
 
 def _hint(name: str, known: Iterable[str]) -> str:
     removed = REMOVED.get(name.removeprefix(ENVIRONMENT_PREFIX).lower())
-    if removed is not None:
-        return f": {removed}"
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    return nearest(name, known) if removed is None else f": {removed}"
 
 
 # --- options against the run ----------------------------------------------------------------------

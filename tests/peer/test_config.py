@@ -95,7 +95,7 @@ def test_bad_environment_is_refused(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("grase = 1", "unknown key 'grase' in .*peer.toml; did you mean grace"),
+        ("grase = 1", "unknown key 'grase' in .*peer.toml; did you mean 'grace'"),
         ('home = "/x"', "unknown key 'home'"),
         ("quic = true", "unknown key 'quic' in .*: QUIC was removed.*Delete it"),
         ("threads = true", "threads in peer.toml: use a whole number"),
