@@ -29,6 +29,7 @@ from peer.training.corpus.tokenizer import ByteTokenizer, FileTokenizer
 from protocol.content.samples import ROUNDING_NATS, Float32Vector
 from protocol.errors import InvalidRunSpec
 from protocol.experts.ensemble import Combination, Posterior
+from protocol.experts.matrix import lines_of_table
 from protocol.run.layout import part_of_expert
 from protocol.run.run_spec import NONE, RunSpec
 from protocol.schedule.progress import TaskProgress, Tell
@@ -294,13 +295,8 @@ def _told(rows: dict[str, list[float]], domains: int) -> tuple[str, float, float
     """
     means = {name: float(np.mean(losses)) for name, losses in rows.items()}
     *experts, _, mixture = rows
-    titles = [*experts[:domains], "mean"]
-    width = max(map(len, rows)) + 1
-    print(" " * width + "".join(f"{title:>{max(10, len(title) + 1)}}" for title in titles))
-    for name, losses in rows.items():
-        cells = zip(titles, [*losses, means[name]], strict=True)
-        row = "".join(f"{loss:>{max(10, len(title) + 1)}.4f}" for title, loss in cells)
-        print(f"{name:<{width}}{row}", flush=True)
+    whole = [(name, [*losses, means[name]]) for name, losses in rows.items()]
+    print(*lines_of_table([*experts[:domains], "mean"], whole), sep="\n", flush=True)
     best = min(experts, key=means.__getitem__)
     return best, means[best], means[mixture]
 
