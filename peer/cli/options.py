@@ -184,7 +184,6 @@ def check_folder(folder: Path, told: str) -> None:
 
 
 # --- help -----------------------------------------------------------------------------------------
-REST: Final = "Options"
 _OF_START: Final = ("home", "new_run", "restore")
 """First of all; the second and third are no options of a peer."""
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -322,7 +321,7 @@ def _write_groups(
     formatter: "HelpFormatter",
     rows: Mapping[Any, tuple[str, str]],
     groups: Mapping[str, Iterable[str]],
-    rest: str = REST,
+    rest: str = "Options",
 ) -> None:
     left = dict(rows)
     for title, names in groups.items():
