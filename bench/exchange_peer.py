@@ -28,7 +28,7 @@ from peer.network.identity import load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.observe.events import EventLog
 from peer.runtime import Stream
-from peer.runtime.work import RealEntropy, RealWork
+from peer.runtime.work import RealWork
 from protocol.wire.content_messages import Part
 
 from .bare import Buffers, Bytes, TcpBytes, answer_swap, echo, echo_times, swap_all
@@ -186,7 +186,7 @@ def _cpu_s(pid: int | None) -> float:
 async def main(folder: Path, payload_bytes: int, name: str) -> None:
     """Run the peer called `name`, with its key and sockets in `folder`."""
     key = folder / f"{name}.key"
-    load_or_create(key, RealEntropy())
+    load_or_create(key)
     async with open_libp2p_network(key, runtime_dir=folder) as network:
         await ExchangePeer(network, payload_bytes, seed=ord(name[0])).run()
 

@@ -32,7 +32,7 @@ from peer.network.identity import Identity, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.observe.events import EventLog
 from peer.rounds.surroundings import Surroundings
-from peer.runtime.work import RealEntropy, RealWork
+from peer.runtime.work import RealWork
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.peers import FragmentCounts
 from protocol.fragment.fragments import Fragment, cut_fragments
@@ -238,7 +238,7 @@ async def main(folder: Path, address: str, index: int, num_values: int) -> None:
     """Run one peer, with its key and sockets in `folder`."""
     torch.set_num_threads(1)
     key = folder / f"{index}.key"
-    identity = load_or_create(key, RealEntropy())
+    identity = load_or_create(key)
     listen = [f"/ip4/{address}/tcp/0"]
     async with open_libp2p_network(key, listen=listen, runtime_dir=folder) as network:
         await SpeedPeer(network, identity, model_layout(num_values), index).run()

@@ -12,7 +12,6 @@ from peer.network.identity import load_or_create
 from peer.network.libp2p import open_libp2p_network
 from peer.network.pacing import NO_LIMITS, Pacing
 from peer.runtime import Network, PeerId, Stream
-from peer.runtime.work import RealEntropy
 from protocol.wire.content_messages import Part
 from protocol.wire.messages import Beat
 from protocol.wire.versions import HELLO
@@ -122,7 +121,7 @@ class SmallMessagesPeer:
 async def main(folder: Path, name: str, listen: str, *, paced: bool) -> None:
     """Run the peer called `name`, with its key and sockets in `folder`."""
     key = folder / f"{name}.key"
-    load_or_create(key, RealEntropy())
+    load_or_create(key)
     async with open_libp2p_network(key, listen=[listen], runtime_dir=folder) as network:
         network.pacing = pacing = Pacing(NO_LIMITS)
         await SmallMessagesPeer(network, pacing, paced=paced).run()

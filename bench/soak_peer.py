@@ -29,7 +29,7 @@ from peer.network.identity import load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.observe.events import EventLog, LineFile
 from peer.runtime import Network, PeerId, Stream, StreamHandler
-from peer.runtime.work import RealEntropy, RealWork
+from peer.runtime.work import RealWork
 from protocol.errors import StreamLost
 
 from .children import Answer, answer_parent
@@ -173,7 +173,7 @@ class SoakPeer:
 async def main(folder: Path, name: str) -> None:
     """Run the peer called `name`, with its key, log and sockets in `folder`."""
     key = folder / f"{name}.key"
-    load_or_create(key, RealEntropy())
+    load_or_create(key)
     log = LineFile(folder / f"{name}.jsonl")
     async with open_libp2p_network(key, runtime_dir=folder) as network:
         events = EventLog(

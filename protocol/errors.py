@@ -23,7 +23,11 @@ class StreamLost(LocoError):
     """The stream ended, was reset or was cut off before the conversation was over."""
 
 
-class InvalidRunSpec(LocoError):
+class Unusable(LocoError):
+    """What we were given, or this machine has, cannot be used; the message says what to change."""
+
+
+class InvalidRunSpec(Unusable):
     """The run spec cannot be used; the message says what to change."""
 
 

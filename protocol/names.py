@@ -1,6 +1,7 @@
 """How peers, sizes and durations are named to people, and foreign text is shown to them."""
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 NAMED: Final = 3
@@ -25,6 +26,12 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.{digits}f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def nearest(name: str, known: Iterable[str], most: int = 1) -> str:
+    """The end of a sentence on a name that is none: those that may be meant, if any is near."""
+    near = difflib.get_close_matches(name, list(known), most)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def printable(text: str) -> str:

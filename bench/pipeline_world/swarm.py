@@ -11,7 +11,6 @@ from typing import Final
 from bench.real_peers import HERE, RealPeer, home_in
 from bench.router.network import RoutedNetwork
 from peer.network.identity import load_or_create
-from peer.runtime.work import RealEntropy
 from protocol.pipeline.simulator import Plan
 
 from .given_paths import GIVEN, GivenPaths
@@ -43,7 +42,7 @@ def planned_swarm(
     spec.write_text(run_toml)
     daemons = {machine: folder / f"peer{machine}" for machine in used_machines(plan)}
     ids = {
-        machine: load_or_create(home_in(daemon).identity_path, RealEntropy()).peer_id
+        machine: load_or_create(home_in(daemon).identity_path).peer_id
         for machine, daemon in daemons.items()
     }
     table = json.dumps(named_paths(plan, ids))

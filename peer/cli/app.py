@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from functools import partial, wraps
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 
-from peer.options.config import ConfigError, check_given, load_config, refuse_experts
+from peer.options.config import OPTIONS, ConfigError, check_given, load_config, refuse_experts
 from peer.options.exit_codes import ExitCode
 from peer.options.values import LogFormat
-from protocol.errors import InvalidRunSpec, LocoError, Refused, leaves
+from protocol.errors import LocoError, Refused, Unusable, leaves
 
 from . import options as opt
-from .options import Command, Commands, Start
+from .options import Command, Commands, Start, argument, option
 
 app = typer.Typer(
     cls=Commands,
@@ -35,25 +35,13 @@ app = typer.Typer(
 
 # --- how errors end a command ---------------------------------------------------------------------
 def exit_code_of(error: LocoError) -> ExitCode:
-    if isinstance(error, (ConfigError, InvalidRunSpec)):
+    if isinstance(error, Unusable):
         return ExitCode.USAGE
+    if isinstance(error, Refused):
+        return ExitCode.REFUSED
     from peer.observe.control import NoDaemon
 
-    if isinstance(error, NoDaemon):
-        return ExitCode.NO_DAEMON
-    # What else there is takes half a second to import, and most commands need none of it.
-    from peer.network.identity import IdentityUnusable
-    from peer.network.p2pd import CannotListen
-    from peer.observe.endpoint import EndpointUnavailable
-    from peer.state.home import HomeError
-    from peer.training.ports import CannotTrain
-    from protocol.pipeline.question import CannotPlan
-    from protocol.pipeline.tables import BadTable
-
-    usage = (HomeError, IdentityUnusable, EndpointUnavailable, CannotListen, CannotTrain)
-    if isinstance(error, (*usage, BadTable, CannotPlan)):
-        return ExitCode.USAGE
-    return ExitCode.REFUSED if isinstance(error, Refused) else ExitCode.FAILURE
+    return ExitCode.NO_DAEMON if isinstance(error, NoDaemon) else ExitCode.FAILURE
 
 
 def _report(error: BaseException, *, verbose: bool) -> ExitCode:
@@ -108,49 +96,47 @@ def command(
 
 
 @app.callback()
-def loco_peer(version: opt.Version = False) -> None:
+def loco_peer(
+    version: bool = option(
+        "--version",
+        "",
+        "Print the version, and what it speaks to peers.",
+        False,
+        callback=opt.print_version,
+        is_eager=True,
+    ),
+) -> None:
     """Train one language model on machines rented anywhere, with no coordinator."""
 
 
 @partial(command, cls=opt.New)
 def new(
-    run_toml: Annotated[Path, opt.argument("RUN.toml", "File to write.")],
-    preset: Annotated[
-        str,
-        opt.option(
-            "--preset",
-            "demo|125m|1b|sft|lora",
-            "Size and settings; only demo has trained to its end. sft, lora: fine-tuning.",
-        ),
-    ] = "demo",
-    method: Annotated[
-        str, opt.option("--method", "noloco|diloco|streaming", "How peers average.")
-    ] = "noloco",
-    optimizer: Annotated[
-        str | None,
-        opt.option(
-            "--optimizer", "muon|adamw", "How each peer trains. Default: muon; to fine-tune, adamw."
-        ),
-    ] = None,
-    stages: Annotated[
-        int, opt.option("--stages", "N", "Stages of a pipeline; 1 is no pipeline.", min=1)
-    ] = 1,
-    data: Annotated[
-        str | None,
-        opt.option("--data", "SOURCE", "The corpus, as text:FOLDER/*.txt. Default: the preset's."),
-    ] = None,
-    seed: Annotated[
-        int, opt.option("--seed", "N", "For first weights and data.", min=0, max=(1 << 63) - 1)
-    ] = 0,
-    model: Annotated[
-        str | None,
-        opt.option("--model", "CHECKPOINT", "What to fine-tune: a folder, or a name on the hub."),
-    ] = None,
-    experts: Annotated[
-        str | None,
-        opt.option("--experts", "NAME,NAME", "A model for each domain, beside a generalist."),
-    ] = None,
-    force: Annotated[bool, opt.option("--force", "", "Overwrite an existing file.")] = False,
+    run_toml: Path = argument("RUN.toml", "File to write."),
+    preset: str = option(
+        "--preset",
+        "demo|125m|1b|sft|lora",
+        "Size and settings; only demo has trained to its end. sft, lora: fine-tuning.",
+        "demo",
+    ),
+    method: str = option("--method", "noloco|diloco|streaming", "How peers average.", "noloco"),
+    optimizer: str | None = option(
+        "--optimizer",
+        "muon|adamw",
+        "How each peer trains. Default: muon; to fine-tune, adamw.",
+        None,
+    ),
+    stages: int = option("--stages", "N", "Stages of a pipeline; 1 is no pipeline.", 1, min=1),
+    data: str | None = option(
+        "--data", "SOURCE", "The corpus, as text:FOLDER/*.txt. Default: the preset's.", None
+    ),
+    seed: int = option("--seed", "N", "For first weights and data.", 0, min=0, max=(1 << 63) - 1),
+    model: str | None = option(
+        "--model", "CHECKPOINT", "What to fine-tune: a folder, or a name on the hub.", None
+    ),
+    experts: str | None = option(
+        "--experts", "NAME,NAME", "A model for each domain, beside a generalist.", None
+    ),
+    force: bool = option("--force", "", "Overwrite an existing file.", False),
 ) -> None:
     """Write a run spec in which every key is explained; without arguments, ask for them."""
     from .new import preset_spec, write_new
@@ -165,9 +151,18 @@ def new(
 @command
 @opt.takes_peer_options
 def start(
-    run_toml: opt.RunTomlIfNew = None,
-    new_run: opt.NewRun = False,
-    restore: opt.Restore = None,
+    run_toml: Path | None = argument(
+        "[RUN.toml]", "The run spec; not needed if the home has a run.", None, show_default=False
+    ),
+    new_run: bool = option(
+        "--new-run", "", "Found a new run; the home's old run is moved to old-runs/.", False
+    ),
+    restore: str | None = option(
+        "--restore",
+        "URL",
+        "Fill an empty home from what --checkpoint-upload copied, and continue from it.",
+        None,
+    ),
     **given: object,
 ) -> None:
     """Found a run as its first peer, or continue the run of this home."""
@@ -200,10 +195,9 @@ def _run(given: Mapping[str, object], start: Start | None) -> None:
 def status(
     home: opt.Home = None,
     as_json: opt.AsJson = False,
-    health: Annotated[
-        bool,
-        opt.option("--health", "", "Say whether the peer does its part: exit 0 if so, else 1."),
-    ] = False,
+    health: bool = option(
+        "--health", "", "Say whether the peer does its part: exit 0 if so, else 1.", False
+    ),
     verbose: opt.Verbose = None,
 ) -> None:
     """Show what the daemon of this home is doing; with --verbose, the peers' full ids."""
@@ -266,10 +260,8 @@ def resume(home: opt.Home = None) -> None:
 @command
 def invite(
     home: opt.Home = None,
-    expires: Annotated[
-        str, opt.option("--expires", "TIME", "How long it is valid: 12h, 7d.")
-    ] = "7d",
-    uses: Annotated[int, opt.option("--uses", "N", "How many peers may join with it.")] = 1,
+    expires: str = option("--expires", "TIME", "How long it is valid: 12h, 7d.", "7d"),
+    uses: int = option("--uses", "N", "How many peers may join with it.", 1),
 ) -> None:
     """Print a join command for a run that admits invited peers only."""
     from .client import home_of, print_invitation
@@ -297,20 +289,17 @@ def delegate(peer: opt.Peer, home: opt.Home = None) -> None:
 
 @command
 def amend(
-    run_toml: Annotated[
-        Path | None, opt.argument("RUN.toml", "The changed run spec, or only the changed keys.")
-    ] = None,
-    at_round: Annotated[
-        int | None, opt.option("--at-round", "N", "First changed round. Default: in 3 rounds.")
-    ] = None,
-    dry_run: Annotated[
-        bool, opt.option("--dry-run", "", "Show what would change, and change nothing.")
-    ] = False,
-    show: Annotated[bool, opt.option("--show", "", "Show what has been amended.")] = False,
-    successor: Annotated[
-        Path | None,
-        opt.option("--successor", "DIR", "Home of a peer of the run that --follow leads to."),
-    ] = None,
+    run_toml: Path | None = argument(
+        "RUN.toml", "The changed run spec, or only the changed keys.", None
+    ),
+    at_round: int | None = option(
+        "--at-round", "N", "First changed round. Default: in 3 rounds.", None
+    ),
+    dry_run: bool = option("--dry-run", "", "Show what would change, and change nothing.", False),
+    show: bool = option("--show", "", "Show what has been amended.", False),
+    successor: Path | None = option(
+        "--successor", "DIR", "Home of a peer of the run that --follow leads to.", None
+    ),
     home: opt.Home = None,
 ) -> None:
     """Change length, learning rate or admission of a run under way; founder only."""
@@ -334,16 +323,14 @@ def _rule(verdict: str, peer: str, home: Path | None) -> None:
 
 @command
 def export(
-    hf: Annotated[Path, opt.option("--hf", "DIR", "Write a Hugging Face checkpoint here.")],
-    swarm: Annotated[
-        bool, opt.option("--swarm", "", "Export the mean of all peers that can be reached.")
-    ] = False,
-    experts: Annotated[
-        str | None, opt.option("--experts", "NAME,NAME", "Only these experts. Default: all.")
-    ] = None,
-    as_moe: Annotated[
-        bool, opt.option("--as-moe", "", "Write one Mixtral of the experts, if it is any good.")
-    ] = False,
+    hf: Path = option("--hf", "DIR", "Write a Hugging Face checkpoint here."),
+    swarm: bool = option("--swarm", "", "Export the mean of all peers that can be reached.", False),
+    experts: str | None = option(
+        "--experts", "NAME,NAME", "Only these experts. Default: all.", None
+    ),
+    as_moe: bool = option(
+        "--as-moe", "", "Write one Mixtral of the experts, if it is any good.", False
+    ),
     home: opt.Home = None,
 ) -> None:
     """Export the slow weights of this peer, the mean of all peers, or all experts of the run."""
@@ -360,18 +347,13 @@ def export(
 
 @command
 def extend(
-    run_toml: Annotated[Path, opt.argument("RUN.toml", "File to write; the model goes beside it.")],
-    data: Annotated[
-        str, opt.option("--data", "SOURCE", "The new corpus, as text:FOLDER/*.txt or hf:NAME.")
-    ],
-    steps: Annotated[int, opt.option("--steps", "N", "Steps of the new run.")],
-    replay: Annotated[
-        float,
-        opt.option(
-            "--replay", "SHARE", "Part of all tokens that are the old run's.", min=0, max=0.99
-        ),
-    ] = 0.25,
-    force: Annotated[bool, opt.option("--force", "", "Overwrite an existing file.")] = False,
+    run_toml: Path = argument("RUN.toml", "File to write; the model goes beside it."),
+    data: str = option("--data", "SOURCE", "The new corpus, as text:FOLDER/*.txt or hf:NAME."),
+    steps: int = option("--steps", "N", "Steps of the new run."),
+    replay: float = option(
+        "--replay", "SHARE", "Part of all tokens that are the old run's.", 0.25, min=0, max=0.99
+    ),
+    force: bool = option("--force", "", "Overwrite an existing file.", False),
     home: opt.Home = None,
 ) -> None:
     """Write a run spec that goes on with the model of this home's run, on other texts too."""
@@ -388,24 +370,19 @@ def extend(
 
 @partial(command, name="eval")
 def evaluate(
-    check: Annotated[
-        bool, opt.option("--check", "", "Fetch the experts' weights, and check what they claim.")
-    ] = False,
-    tasks: Annotated[
-        str | None,
-        opt.option("--tasks", "NAME,NAME", "Ask the model tasks of lm-eval, as hellaswag."),
-    ] = None,
-    hf: Annotated[
-        Path | None,
-        opt.option("--hf", "DIR", "With --tasks: this export. Default: the peer of this home."),
-    ] = None,
-    task_files: Annotated[
-        Path | None,
-        opt.option("--task-files", "DIR", "With --tasks: more tasks, whose Python is run."),
-    ] = None,
-    limit: Annotated[
-        int | None, opt.option("--limit", "N", "With --tasks: examples of each.", min=1)
-    ] = None,
+    check: bool = option(
+        "--check", "", "Fetch the experts' weights, and check what they claim.", False
+    ),
+    tasks: str | None = option(
+        "--tasks", "NAME,NAME", "Ask the model tasks of lm-eval, as hellaswag.", None
+    ),
+    hf: Path | None = option(
+        "--hf", "DIR", "With --tasks: this export. Default: the peer of this home.", None
+    ),
+    task_files: Path | None = option(
+        "--task-files", "DIR", "With --tasks: more tasks, whose Python is run.", None
+    ),
+    limit: int | None = option("--limit", "N", "With --tasks: examples of each.", None, min=1),
     device: opt.Device = None,
     as_json: opt.AsJson = False,
     home: opt.Home = None,
@@ -432,34 +409,29 @@ def evaluate(
 
 @command
 def generate(
-    prompt: Annotated[str, opt.option("--prompt", "TEXT", "Text to continue.")],
-    hf: Annotated[
-        Path | None, opt.option("--hf", "DIR", "Use this export. Default: the peer of this home.")
-    ] = None,
+    prompt: str = option("--prompt", "TEXT", "Text to continue."),
+    hf: Path | None = option(
+        "--hf", "DIR", "Use this export. Default: the peer of this home.", None
+    ),
     home: opt.Home = None,
-    tokens: Annotated[
-        int | None, opt.option("--tokens", "N", "Tokens to write. Default: up to 200.", min=1)
-    ] = None,
-    temperature: Annotated[
-        float, opt.option("--temperature", "X", "0 always takes the likeliest token.", min=0)
-    ] = 1.0,
-    top_p: Annotated[
-        float,
-        opt.option(
-            "--top-p",
-            "SHARE",
-            "Draw from the likeliest tokens with this total probability.",
-            min=0.01,
-            max=1,
-        ),
-    ] = 1.0,
-    seed: Annotated[
-        int,
-        opt.option("--seed", "N", "The same seed gives the same text.", min=0, max=(1 << 63) - 1),
-    ] = 0,
-    without_stages: Annotated[
-        str | None, opt.option("--without-stages", "N,M", "Leave these stages out.")
-    ] = None,
+    tokens: int | None = option(
+        "--tokens", "N", "Tokens to write. Default: up to 200.", None, min=1
+    ),
+    temperature: float = option(
+        "--temperature", "X", "0 always takes the likeliest token.", 1.0, min=0
+    ),
+    top_p: float = option(
+        "--top-p",
+        "SHARE",
+        "Draw from the likeliest tokens with this total probability.",
+        1.0,
+        min=0.01,
+        max=1,
+    ),
+    seed: int = option(
+        "--seed", "N", "The same seed gives the same text.", 0, min=0, max=(1 << 63) - 1
+    ),
+    without_stages: str | None = option("--without-stages", "N,M", "Leave these stages out.", None),
 ) -> None:
     """Generate text with the run's model, with all stages or without some."""
     from .generate import write_text
@@ -470,11 +442,9 @@ def generate(
 @command
 @opt.takes_plan_options
 def plan(
-    run_toml: opt.RunToml,
-    peers: Annotated[Path, opt.option("--peers", "CSV", "Machines on offer, one a line.")],
-    links: Annotated[
-        Path | None, opt.option("--links", "CSV", "Links. Missing pairs: by location.")
-    ] = None,
+    run_toml: Path = argument("RUN.toml", "The run spec."),
+    peers: Path = option("--peers", "CSV", "Machines on offer, one a line."),
+    links: Path | None = option("--links", "CSV", "Links. Missing pairs: by location.", None),
     **given: Any,
 ) -> None:
     """Estimate hours and cost of a run on machines, before you pay for them."""
@@ -485,24 +455,18 @@ def plan(
 
 @command
 def measure(
-    run_toml: Annotated[
-        Path | None, opt.argument("[RUN.toml]", "The run spec. Default: the demo preset's.")
-    ] = None,
-    peers: Annotated[
-        Path | None, opt.option("--peers", "CSV", "Add the row to this table. Default: print it.")
-    ] = None,
-    name: Annotated[
-        str | None, opt.option("--name", "NAME", "This machine's name. Default: host name.")
-    ] = None,
-    location: Annotated[
-        str, opt.option("--location", "PLACE", "Its place, such as Iowa or London.")
-    ] = "here",
-    price: Annotated[float, opt.option("--price", "DOLLARS", "Price of an hour.", min=0)] = 0.0,
+    run_toml: Path | None = argument(
+        "[RUN.toml]", "The run spec. Default: the demo preset's.", None
+    ),
+    peers: Path | None = option(
+        "--peers", "CSV", "Add the row to this table. Default: print it.", None
+    ),
+    name: str | None = option("--name", "NAME", "This machine's name. Default: host name.", None),
+    location: str = option("--location", "PLACE", "Its place, such as Iowa or London.", "here"),
+    price: float = option("--price", "DOLLARS", "Price of an hour.", 0.0, min=0),
     device: opt.Device = None,
-    threads: opt.Threads = None,
-    seconds: Annotated[
-        float, opt.option("--seconds", "S", "How long to time steps.", min=0)
-    ] = 10.0,
+    threads: int | None = opt.spelled(OPTIONS["threads"], None),
+    seconds: float = option("--seconds", "S", "How long to time steps.", 10.0, min=0),
 ) -> None:
     """Time the trainer on this machine and print its row for the table of `plan`."""
     from .new import preset_spec
@@ -516,7 +480,7 @@ def measure(
 
 
 @command
-def completion(shell: Annotated[str, opt.argument("bash|zsh|fish", "Your shell.")]) -> None:
+def completion(shell: str = argument("bash|zsh|fish", "Your shell.")) -> None:
     """Print the script that makes a shell complete commands, options, choices and files."""
     from typer._completion_shared import get_completion_script  # decision 0052
 

@@ -6,9 +6,10 @@ So the command that is shown at the end is the one that is run.
 import os
 import shlex
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,55 +52,56 @@ class TerminalQuestion:
     check: Callable[[str], object]
 
 
-Questions = Generator[TerminalQuestion, str, tuple[list[str], str]]
-"""Takes the answer to each; returns the arguments of `new`, and what comes next."""
+Ask = Callable[[TerminalQuestion], str]
+"""Puts a question until it has an answer."""
 
 
 # --- what is asked --------------------------------------------------------------------------------
-def questions() -> Questions:
-    path = yield TerminalQuestion("file", "Where to write it.", free_name(Path()), check_file)
+def answers_of(ask: Ask) -> tuple[list[str], str]:
+    """The arguments of `new`, and what comes next."""
+    path = ask(TerminalQuestion("file", "Where to write it.", free_name(Path()), check_file))
     chosen: dict[str, Any] = {}
 
-    def about(option: str, says: str) -> Generator[TerminalQuestion, str, None]:
+    def about(option: str, says: str) -> None:
         """Ask for an option of `new`; the default is not among its arguments."""
         default = str(_default_of(option, chosen))
 
         def chosen_with(answer: str) -> dict[str, Any]:
             return {**chosen, option: _READERS.get(option, str)(answer)}
 
-        answer = yield TerminalQuestion(
-            option, says, default, lambda a: preset_spec(**chosen_with(a))
+        answer = ask(
+            TerminalQuestion(option, says, default, lambda a: preset_spec(**chosen_with(a)))
         )
         if answer != default:
             chosen.update(chosen_with(answer))
 
-    yield from about(
+    about(
         "preset",
         f"Model size: {', '.join(PRESETS)}. `demo` has 0.9M parameters, and a CPU is enough; the"
         "\nothers have 125M and 1B, and want GPUs and GPT-2's tokenizer from the Hugging Face hub.",
     )
-    yield from about(
+    about(
         "data",
         "The text to learn: `stdlib` is Python's own source. Yours: text:FOLDER/*.txt, jsonl:FILES,"
         "\nparquet:FILES, hf:NAME of the hub, or tokens:FILE. The first peer alone needs it.",
     )
     says = "Whether one machine trains, or several that average their weights: one or several."
-    machines = yield TerminalQuestion("machines", says, SEVERAL, _check_machines)
+    machines = ask(TerminalQuestion("machines", says, SEVERAL, _check_machines))
     if machines == SEVERAL:
         memory = next(line for line in told_needs(preset_spec(**chosen)) if "memory" in line)
-        yield from about(
+        about(
             "stages",
             "Into how many stages the model is cut: 1, unless it is too large for one machine."
             f"\nUncut it takes of each: {' '.join(memory.split()[1:])}.",
         )
     if machines == SEVERAL and "stages" not in chosen:
-        yield from about(
+        about(
             "method",
             f"How peers average: {', '.join(METHODS)}. `noloco`, in pairs, suits any line and many"
             "\npeers; `diloco` keeps all models equal, for few peers on good lines; `streaming` is"
             "\nnoloco in fragments.",
         )
-    yield from about(
+    about(
         "seed", "The number that first weights and the order of the text follow from: any will do."
     )
     options = [word for option, value in chosen.items() for word in (f"--{option}", str(value))]
@@ -136,23 +138,11 @@ def check_file(answer: str) -> None:
 
 
 # --- asking ---------------------------------------------------------------------------------------
-def ask(
-    asked: Questions, read: Callable[[str], str], say: Callable[[str], object]
-) -> tuple[list[str], str]:
-    """Put each question until it has an answer."""
-    question = next(asked)
-    while True:
-        say(f"\n{question.says}")
-        try:
-            question = asked.send(_answer(question, read, say))
-        except StopIteration as end:
-            found: tuple[list[str], str] = end.value
-            return found
-
-
-def _answer(
+def put(
     question: TerminalQuestion, read: Callable[[str], str], say: Callable[[str], object]
 ) -> str:
+    """Put a question until it has an answer."""
+    say(f"\n{question.says}")
     while True:
         answer = read(f"{question.name} [{question.default}]: ").strip() or question.default
         try:
@@ -169,7 +159,7 @@ def arguments_of_new() -> list[str]:
         import readline  # noqa: F401 - with it, `input` lets lines be edited
     print(INTRODUCTION)
     try:
-        arguments, then = ask(questions(), input, print)
+        arguments, then = answers_of(partial(put, read=input, say=print))
     except (EOFError, KeyboardInterrupt):
         print("\nnothing was written", file=sys.stderr)
         raise

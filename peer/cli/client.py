@@ -29,7 +29,6 @@ LEAVE_TIMEOUT_S: Final = 60.0
 SLOW_S: Final = 3700.0
 """How long the daemon may take to write a state, or to ask peers on slow lines, one by one."""
 WIDE_COLUMNS: Final = 200
-_POLL_S: Final = 0.05
 
 
 def home_of(given: Path | None) -> Home:
@@ -145,7 +144,7 @@ async def _leave(home: Home) -> None:
                     asked, grace_s = True, reply.get("grace_s", 0.0)
                     limit_s += grace_s
                     scope.deadline += grace_s
-            await trio.sleep(_POLL_S)
+            await trio.sleep(0.05)
     if scope.cancelled_caught:
         raise ControlFailed(f"the daemon is still running after {limit_s:.0f} s")
 

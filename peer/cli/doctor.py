@@ -3,7 +3,6 @@
 import hashlib
 import os
 import platform
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ from typing import Any, Final
 import trio
 import typer
 
+from peer.daemon.checkpointing import free_bytes
 from peer.daemon.examination import Examination, Met, Visitor, examine, visitor_of
 from peer.network.directory import wall_time_s
 from peer.network.p2pd import CannotListen, P2pdFailed, bundled_binary
@@ -88,8 +88,7 @@ def machine_findings(home: Path) -> Iterator[Finding]:
         yield p2pd_finding(bundled_binary())
     except P2pdFailed as error:
         yield Finding("p2pd", ILL, str(error))
-    disk = next(each for each in (home, *home.parents) if each.exists())
-    yield disk_finding(home, shutil.disk_usage(disk).free)
+    yield disk_finding(home, free_bytes(home))
     free = psutil.virtual_memory().available
     cure = "end other programs; the daemon needs 8 bytes per parameter beside the trainer, and more"
     says = f"{size_text(free)} of memory free"
@@ -109,7 +108,7 @@ P2PD_BUILDS: Final = {
         "go-libp2p 0.32.1, go-yamux 4.0.1, Go 1.20.11, of November 2023"
     ),
 }
-"""What p2pd is built of, by its SHA-256. It is packed, so its own record cannot be read."""
+"""Builds of p2pd by their SHA-256. It is packed, so its own record cannot be read."""
 
 
 def p2pd_finding(binary: Path) -> Finding:

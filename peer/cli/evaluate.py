@@ -10,7 +10,7 @@ them. Without that, or where its weights have moved on since, it is said that no
 import json
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -160,13 +160,7 @@ def evaluation_json(said: Sequence[ExpertSaid], domains: Sequence[DomainSaid]) -
             for each in said
         ],
         "domains": [
-            {
-                "name": each.name,
-                "tokens": each.tokens,
-                "alone": dict(each.alone),
-                "together": dict(each.together),
-                "best": min(each.alone, key=lambda name: each.alone[name]),
-            }
+            {**asdict(each), "best": min(each.alone, key=each.alone.__getitem__)}
             for each in domains
         ],
     }

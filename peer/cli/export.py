@@ -67,14 +67,21 @@ def export_checkpoint(home: Home, directory: Path, without: Collection[int] = fr
         ControlFailed, HomeError
     """
     with shown("exporting") as tell:
-        tell(TaskProgress("the daemon writes its state"))
-        try:
-            written = told(home, "write_state", SLOW_S)
-        except (NoDaemon, NotNow) as error:
-            tell(TaskProgress("checking the newest checkpoint"))
-            _export_kept(home, directory, error)
-        else:
+        written, why = own_state(home, tell)
+        if why is None:
             export_state(home, written, directory, without, tell)
+        else:
+            tell(TaskProgress("checking the newest checkpoint"))
+            _export_kept(home, directory, why)
+
+
+def own_state(home: Home, tell: Tell) -> tuple[dict[str, Any], NoDaemon | NotNow | None]:
+    """The daemon's reply of where its state is; or why it gives none."""
+    tell(TaskProgress("the daemon writes its state"))
+    try:
+        return told(home, "write_state", SLOW_S), None
+    except (NoDaemon, NotNow) as error:
+        return {}, error
 
 
 def export_state(

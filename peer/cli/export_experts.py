@@ -29,6 +29,7 @@ from peer.training.corpus.tokenizer import ByteTokenizer, FileTokenizer
 from protocol.content.samples import ROUNDING_NATS, Float32Vector
 from protocol.errors import InvalidRunSpec
 from protocol.experts.ensemble import Combination, Posterior
+from protocol.experts.matrix import lines_of_table
 from protocol.run.layout import part_of_expert
 from protocol.run.run_spec import NONE, RunSpec
 from protocol.schedule.progress import TaskProgress, Tell
@@ -42,6 +43,7 @@ from .export import (
     fetched,
     folder_in,
     newest_kept,
+    own_state,
     slow_weights_in,
     slow_weights_of,
     taken,
@@ -210,7 +212,7 @@ def _gathered(
     home: Home, run: RunSpec, numbers: list[int], tell: Tell, gone: ExitStack
 ) -> list[FoundExpert]:
     """All of these experts. Raises ExportFailed: some are not to be had."""
-    own, why = _own_state(home, tell)
+    own, why = own_state(home, tell)
     found, missing = list[FoundExpert](), dict[str, str]()
     for count, number in enumerate(numbers):
         name = run.experts[number].name
@@ -234,15 +236,6 @@ def _gathered(
     raise ExportFailed(
         f"not all experts are to be had ({reasons}). Start a peer of each that is missing{cure}"
     )
-
-
-def _own_state(home: Home, tell: Tell) -> tuple[dict[str, Any], NoDaemon | NotNow | None]:
-    """The daemon's reply of where its state is; or why it gives none."""
-    tell(TaskProgress("the daemon writes its state"))
-    try:
-        return told(home, "write_state", SLOW_S), None
-    except (NoDaemon, NotNow) as error:
-        return {}, error
 
 
 def _found(
@@ -302,13 +295,8 @@ def _told(rows: dict[str, list[float]], domains: int) -> tuple[str, float, float
     """
     means = {name: float(np.mean(losses)) for name, losses in rows.items()}
     *experts, _, mixture = rows
-    titles = [*experts[:domains], "mean"]
-    width = max(map(len, rows)) + 1
-    print(" " * width + "".join(f"{title:>{max(10, len(title) + 1)}}" for title in titles))
-    for name, losses in rows.items():
-        cells = zip(titles, [*losses, means[name]], strict=True)
-        row = "".join(f"{loss:>{max(10, len(title) + 1)}.4f}" for title, loss in cells)
-        print(f"{name:<{width}}{row}", flush=True)
+    whole = [(name, [*losses, means[name]]) for name, losses in rows.items()]
+    print(*lines_of_table([*experts[:domains], "mean"], whole), sep="\n", flush=True)
     best = min(experts, key=means.__getitem__)
     return best, means[best], means[mixture]
 

@@ -22,7 +22,7 @@ from peer.options.config import ConfigError
 from peer.process.bottom_line import shown
 from peer.training.device import Precision, choose_device, choose_precision, is_out_of_memory
 from peer.training.model import FlatModel, initial_module
-from peer.training.optimizer import FlatOptimizer, inner_optimizer
+from peer.training.optimizer import inner_optimizer
 from peer.training.step import Stepper, largest_power_of_two
 from protocol.pipeline.question import TRAINING_PER_FORWARD
 from protocol.pipeline.tables import OPTIONAL_PEER_COLUMNS, PEER_COLUMNS, USUAL_SLOTS
@@ -77,9 +77,8 @@ def measure_machine(
     module = initial_module(spec, vocabulary_of(spec))
     end = 0 if spec.data.mask_documents else None
     model = FlatModel(module, device, compile=spec.training.compile, document_end=end)
-    optimizer = inner_optimizer(model, spec.optimizer, precision)
-    stepper = Stepper(model, optimizer, precision, 1)
-    trial = _Trial(spec, stepper, optimizer, device, model.is_compiled, tell, clock_s)
+    stepper = Stepper(model, inner_optimizer(model, spec.optimizer, precision), precision, 1)
+    trial = _Trial(spec, model, stepper, tell, clock_s)
     try:
         sequences, step_s = trial.widest(seconds)
     except RuntimeError as error:
@@ -100,10 +99,8 @@ def measure_machine(
 @dataclass(frozen=True, slots=True)
 class _Trial:
     spec: RunSpec
+    model: FlatModel
     stepper: Stepper
-    optimizer: FlatOptimizer
-    device: torch.device
-    compiles: bool
     tell: Tell
     clock_s: Callable[[], float]
 
@@ -111,7 +108,7 @@ class _Trial:
         """Sequences at once, and the median seconds of such a step."""
         end_s, size = self.clock_s() + seconds, 1
         most = largest_power_of_two(self.spec.training.batch_size)
-        self.tell(TaskProgress("the first step" + ", which compiles" * self.compiles))
+        self.tell(TaskProgress("the first step" + ", which compiles" * self.model.is_compiled))
         self._find_a_way(size)
         step_s = self._step_s(size)
         while size < most and step_s < seconds / PARTS_OF_TIME:
@@ -143,7 +140,8 @@ class _Trial:
                 torch.cuda.empty_cache()
 
     def optimizer_s(self) -> float:
-        return min(self._timed(lambda: float(self.optimizer.step(self._rate))) for _ in range(3))
+        step = self.stepper.optimizer.step
+        return min(self._timed(lambda: float(step(self._rate))) for _ in range(3))
 
     @property
     def _rate(self) -> float:
@@ -159,8 +157,8 @@ class _Trial:
     def _timed(self, task: Callable[[], float]) -> float:
         began_s = self.clock_s()
         task()  # its number is read, so a GPU is done
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
         return self.clock_s() - began_s
 
 

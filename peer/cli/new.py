@@ -113,25 +113,23 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "sync.diloco.fragments": "'strided' or 'sequential' blocks, or 'whole': plain DiLoCo.",
 }
 
-_OF_TUNING: Final = {
-    "model": {"context_length": 1024},
-    "data": {"source": "chat:data/*.jsonl", "validation_blocks": 16},
-    "training": {"total_steps": 1000, "batch_size": 16},
-    "sync": {"inner_steps": 25},
-}
-_TUNING_OPTIMIZER: Final = {"name": "adamw", "warmup_steps": 10, "weight_decay": 0.0}
+
+def _tuning(name: str, learning_rate: float, **more: Any) -> Mapping[str, Any]:
+    optimizer = {"name": "adamw", "warmup_steps": 10, "weight_decay": 0.0}
+    return {
+        "name": name,
+        "model": {"context_length": 1024},
+        "data": {"source": "chat:data/*.jsonl", "validation_blocks": 16},
+        "training": {"total_steps": 1000, "batch_size": 16},
+        "sync": {"inner_steps": 25},
+        "optimizer": {**optimizer, "learning_rate": learning_rate},
+        **more,
+    }
+
+
 TUNING: Final[Mapping[str, Mapping[str, Any]]] = {
-    "sft": {
-        "name": "sft",
-        **_OF_TUNING,
-        "optimizer": {**_TUNING_OPTIMIZER, "learning_rate": 1e-5},
-    },
-    "lora": {
-        "name": "lora",
-        **_OF_TUNING,
-        "optimizer": {**_TUNING_OPTIMIZER, "learning_rate": 1e-4},
-        "adapter": {},
-    },
+    "sft": _tuning("sft", 1e-5),
+    "lora": _tuning("lora", 1e-4, adapter={}),
 }
 """Keys of presets that go on from a checkpoint."""
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -450,23 +448,20 @@ def _keys(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _is_idle(section: BaseModel, name: str) -> bool:
-    idle = False
     match section:
         case ModelSection():
-            idle = name in OF_MIXTURES and section.family not in MIXTURES
+            return name in OF_MIXTURES and section.family not in MIXTURES
         case PipelineSection():
-            idle = section.stages == 1
+            return section.stages == 1
         case DataSection():
             speaks = section.chat_template is not None or section.source.startswith("chat:")
-            idle = name == "chat_template" and not speaks
-            idle = idle or (section.replay is None and name in ("replay", "replay_share"))
-        case OptimizerSection():
-            idle = name in OF_THEIR_OWN
-        case RunSpec():
-            idle = name in OF_THEIR_OWN
+            without = {"replay", "replay_share"} if section.replay is None else set()
+            return name in without or (name == "chat_template" and not speaks)
+        case OptimizerSection() | RunSpec():
+            return name in OF_THEIR_OWN
         case SyncSection():
-            idle = _is_idle_of_sync(section, name)
-    return idle
+            return _is_idle_of_sync(section, name)
+    return False
 
 
 def _is_idle_of_sync(section: SyncSection, name: str) -> bool:

@@ -38,13 +38,17 @@ def print_version(wanted: bool = True) -> None:
         raise typer.Exit
 
 
-def option(name: str, metavar: str, help: str, *letter: str, **more: Any) -> Any:
+def option(
+    name: str, metavar: str, help: str, default: Any = ..., *letter: str, **more: Any
+) -> Any:
+    """Without a default it must be given."""
     more["autocompletion"] = _choices_in(metavar)
-    return typer.Option(name, *letter, metavar=metavar or None, help=help, **more)
+    return typer.Option(default, name, *letter, metavar=metavar or None, help=help, **more)
 
 
-def argument(metavar: str, help: str, **more: Any) -> Any:
-    return typer.Argument(metavar=metavar, help=help, autocompletion=_choices_in(metavar), **more)
+def argument(metavar: str, help: str, default: Any = ..., **more: Any) -> Any:
+    complete = _choices_in(metavar)
+    return typer.Argument(default, metavar=metavar, help=help, autocompletion=complete, **more)
 
 
 def _choices_in(metavar: str) -> Callable[[str], list[str]] | None:
@@ -58,46 +62,19 @@ def _choices_in(metavar: str) -> Callable[[str], list[str]] | None:
     return complete
 
 
-def _spelled(of: Option, hidden: bool = False) -> Any:
+def spelled(of: Option, default: Any = ..., *, hidden: bool = False) -> Any:
     letter = [of.letter] if of.letter else []
-    return option(f"--{of.name}", of.metavar, of.told, *letter, hidden=hidden)
+    return option(f"--{of.name}", of.metavar, of.told, default, *letter, hidden=hidden)
 
 
-Version = Annotated[
-    bool,
-    option(
-        "--version",
-        "",
-        "Print the version, and what it speaks to peers.",
-        callback=print_version,
-        is_eager=True,
-    ),
-]
-RunToml = Annotated[Path, argument("RUN.toml", "The run spec.")]
-RunTomlIfNew = Annotated[
-    Path | None,
-    argument("[RUN.toml]", "The run spec; not needed if the home has a run.", show_default=False),
-]
-NewRun = Annotated[
-    bool, option("--new-run", "", "Found a new run; the home's old run is moved to old-runs/.")
-]
-Restore = Annotated[
-    str | None,
-    option(
-        "--restore",
-        "URL",
-        "Fill an empty home from what --checkpoint-upload copied, and continue from it.",
-    ),
-]
 Peer = Annotated[str, argument("PEER", "A peer id, as `status` shows it.")]
-Home = Annotated[Path | None, _spelled(OPTIONS["home"])]
-Bootstrap = Annotated[list[str] | None, _spelled(OPTIONS["bootstrap"])]
-Invite = Annotated[str | None, _spelled(OPTIONS["invite"])]
-Listen = Annotated[str | None, _spelled(OPTIONS["listen"])]
-Device = Annotated[str | None, _spelled(OPTIONS["device"])]
-Threads = Annotated[int | None, _spelled(OPTIONS["threads"])]
+Home = Annotated[Path | None, spelled(OPTIONS["home"])]
+Bootstrap = Annotated[list[str] | None, spelled(OPTIONS["bootstrap"])]
+Invite = Annotated[str | None, spelled(OPTIONS["invite"])]
+Listen = Annotated[str | None, spelled(OPTIONS["listen"])]
+Device = Annotated[str | None, spelled(OPTIONS["device"])]
 AsJson = Annotated[bool, option("--json", "", "Print JSON.")]
-Verbose = Annotated[bool | None, _spelled(OPTIONS["verbose"])]
+Verbose = Annotated[bool | None, spelled(OPTIONS["verbose"])]
 
 Handler = Callable[..., None]
 
@@ -110,7 +87,7 @@ def takes_peer_options(command: Handler) -> Handler:
     founds = command.__name__ == "start"
     told = [o for o in OPTIONS.values() if o.founder or not founds or o.name == "bootstrap"]
     kinds = {
-        o.key: (Annotated[o.kind, _spelled(o, hidden=founds and not o.founder)], None) for o in told
+        o.key: (Annotated[o.kind, spelled(o, hidden=founds and not o.founder)], None) for o in told
     }
     return _with_options(command, kinds)
 
@@ -207,7 +184,6 @@ def check_folder(folder: Path, told: str) -> None:
 
 
 # --- help -----------------------------------------------------------------------------------------
-REST: Final = "Options"
 _OF_START: Final = ("home", "new_run", "restore")
 """First of all; the second and third are no options of a peer."""
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -230,111 +206,75 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "The model": ("export", "generate", "eval", "extend"),
     "The founder": ("invite", "admit", "ban", "delegate", "amend"),
 }
-EXAMPLES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
-    "new": (
-        (
-            "loco-peer new run.toml --preset 125m",
-            "loco-peer new run.toml --stages 2",
-            'loco-peer new run.toml --data "text:books/*.txt" --method diloco',
-        ),
-        "read run.toml, then run: loco-peer start run.toml",
-    ),
-    "start": (
-        (
-            "loco-peer start run.toml",
-            "loco-peer start run.toml --announce 203.0.113.5:31337",
-            "loco-peer start --alone",
-        ),
-        "it prints the command for other machines; `loco-peer status` shows its progress",
-    ),
-    "join": (
-        (
-            "loco-peer join --bootstrap 192.0.2.2:31337",
-            "loco-peer join --bootstrap 192.0.2.2:31337 --device cuda:1 --home gpu1",
-        ),
-        "`loco-peer status` shows its progress; after a restart: loco-peer start",
-    ),
-    "status": (
-        ("loco-peer status", "loco-peer status --json", "loco-peer status --health"),
-        "`loco-peer top` shows it again and again",
-    ),
-    "top": (("loco-peer top", "loco-peer top --home gpu1"), ""),
-    "doctor": (
-        ("loco-peer doctor", "loco-peer doctor --bootstrap 192.0.2.2:31337"),
-        "loco-peer join with the same address",
-    ),
-    "leave": (("loco-peer leave",), "loco-peer start, in the same home, to come back"),
-    "pause": (("loco-peer pause",), "loco-peer resume"),
-    "resume": (("loco-peer resume",), ""),
-    "invite": (
-        ("loco-peer invite --expires 7d", "loco-peer invite --expires 12h --uses 4"),
-        "send the command that it prints",
-    ),
-    "ban": (("loco-peer ban A1h2Xhd3",), "`loco-peer admit` lifts it"),
-    "admit": (("loco-peer admit A1h2Xhd3",), ""),
-    "delegate": (("loco-peer delegate A1h2Xhd3",), ""),
-    "amend": (
-        (
-            "loco-peer amend longer.toml --dry-run",
-            "loco-peer amend longer.toml --at-round 20",
-            "loco-peer amend --show",
-        ),
-        "",
-    ),
-    "export": (
-        (
-            "loco-peer export --hf checkpoint",
-            "loco-peer export --hf checkpoint --swarm",
-            "loco-peer export --hf checkpoint --experts general,code",
-        ),
-        'loco-peer generate --hf checkpoint --prompt "def main"',
-    ),
-    "generate": (
-        (
-            'loco-peer generate --prompt "def main" --tokens 100 --temperature 0.8',
-            'loco-peer generate --hf checkpoint --prompt "def main"',
-        ),
-        "loco-peer export --hf checkpoint, for other programs",
-    ),
-    "eval": (
-        (
-            "loco-peer eval --tasks hellaswag,arc_easy --hf checkpoint",
-            "loco-peer eval --check",
-        ),
-        "docs/recipes/use-the-model.md has tasks, docs/experts.md experts",
-    ),
-    "extend": (
-        (
-            'loco-peer extend next.toml --data "text:more/*.txt" --steps 2000',
-            'loco-peer extend next.toml --data "text:more/*.txt" --steps 2000 --replay 0.05',
-        ),
-        "read next.toml, then run: loco-peer start next.toml --new-run",
-    ),
-    "plan": (
-        (
-            "loco-peer plan run.toml --peers peers.csv",
-            "loco-peer plan run.toml --peers peers.csv --links links.csv --picture plan.svg",
-        ),
-        "rent them; `loco-peer measure run.toml` on one measures its real speed",
-    ),
-    "measure": (
-        (
-            "loco-peer measure run.toml",
-            "loco-peer measure run.toml --peers peers.csv --location Iowa --price 2.49",
-        ),
-        "loco-peer plan run.toml --peers peers.csv",
-    ),
-    "completion": (
-        (
-            "loco-peer completion bash >> ~/.bashrc",
-            "loco-peer completion zsh >> ~/.zshrc",
-            "loco-peer completion fish > ~/.config/fish/completions/loco-peer.fish",
-        ),
-        "open a new shell; zsh needs `compinit` in ~/.zshrc before it",
-    ),
-    "version": (("loco-peer version",), ""),
+EXAMPLES: Final = (
+    "loco-peer new run.toml --preset 125m",
+    "loco-peer new run.toml --stages 2",
+    'loco-peer new run.toml --data "text:books/*.txt" --method diloco',
+    "loco-peer start run.toml",
+    "loco-peer start run.toml --announce 203.0.113.5:31337",
+    "loco-peer start --alone",
+    "loco-peer join --bootstrap 192.0.2.2:31337",
+    "loco-peer join --bootstrap 192.0.2.2:31337 --device cuda:1 --home gpu1",
+    "loco-peer status",
+    "loco-peer status --json",
+    "loco-peer status --health",
+    "loco-peer top",
+    "loco-peer top --home gpu1",
+    "loco-peer doctor",
+    "loco-peer doctor --bootstrap 192.0.2.2:31337",
+    "loco-peer leave",
+    "loco-peer pause",
+    "loco-peer resume",
+    "loco-peer invite --expires 7d",
+    "loco-peer invite --expires 12h --uses 4",
+    "loco-peer ban A1h2Xhd3",
+    "loco-peer admit A1h2Xhd3",
+    "loco-peer delegate A1h2Xhd3",
+    "loco-peer amend longer.toml --dry-run",
+    "loco-peer amend longer.toml --at-round 20",
+    "loco-peer amend --show",
+    "loco-peer export --hf checkpoint",
+    "loco-peer export --hf checkpoint --swarm",
+    "loco-peer export --hf checkpoint --experts general,code",
+    'loco-peer generate --prompt "def main" --tokens 100 --temperature 0.8',
+    'loco-peer generate --hf checkpoint --prompt "def main"',
+    "loco-peer eval --tasks hellaswag,arc_easy --hf checkpoint",
+    "loco-peer eval --check",
+    'loco-peer extend next.toml --data "text:more/*.txt" --steps 2000',
+    'loco-peer extend next.toml --data "text:more/*.txt" --steps 2000 --replay 0.05',
+    "loco-peer plan run.toml --peers peers.csv",
+    "loco-peer plan run.toml --peers peers.csv --links links.csv --picture plan.svg",
+    "loco-peer measure run.toml",
+    "loco-peer measure run.toml --peers peers.csv --location Iowa --price 2.49",
+    "loco-peer completion bash >> ~/.bashrc",
+    "loco-peer completion zsh >> ~/.zshrc",
+    "loco-peer completion fish > ~/.config/fish/completions/loco-peer.fish",
+    "loco-peer version",
+)
+"""Calls of the commands; `--help` of each shows its own."""
+NEXT: Final[Mapping[str, str]] = {
+    "new": "read run.toml, then run: loco-peer start run.toml",
+    "start": "it prints the command for other machines; `loco-peer status` shows its progress",
+    "join": "`loco-peer status` shows its progress; after a restart: loco-peer start",
+    "status": "`loco-peer top` shows it again and again",
+    "doctor": "loco-peer join with the same address",
+    "leave": "loco-peer start, in the same home, to come back",
+    "pause": "loco-peer resume",
+    "invite": "send the command that it prints",
+    "ban": "`loco-peer admit` lifts it",
+    "export": 'loco-peer generate --hf checkpoint --prompt "def main"',
+    "generate": "loco-peer export --hf checkpoint, for other programs",
+    "eval": "docs/recipes/use-the-model.md has tasks, docs/experts.md experts",
+    "extend": "read next.toml, then run: loco-peer start next.toml --new-run",
+    "plan": "rent them; `loco-peer measure run.toml` on one measures its real speed",
+    "measure": "loco-peer plan run.toml --peers peers.csv",
+    "completion": "open a new shell; zsh needs `compinit` in ~/.zshrc before it",
 }
-"""Calls of each command, and what comes next."""
+"""Told after a command's examples."""
+
+
+def examples_of(command: str) -> list[str]:
+    return [line for line in EXAMPLES if line.split()[1] == command]
 
 
 class Command(TyperCommand):
@@ -345,10 +285,10 @@ class Command(TyperCommand):
         if len(shown) > FEW:
             groups |= GROUPS
         _write_groups(formatter, shown, groups)
-        lines, then = EXAMPLES[self.name or ""]
+        lines = examples_of(self.name or "")
         with formatter.section("Examples" if len(lines) > 1 else "Example"):
             formatter.write("".join(f"  {line}\n" for line in lines))
-        if then:
+        if then := NEXT.get(self.name or ""):
             formatter.write(f"\nNext: {then}\n")
 
 
@@ -381,7 +321,7 @@ def _write_groups(
     formatter: "HelpFormatter",
     rows: Mapping[Any, tuple[str, str]],
     groups: Mapping[str, Iterable[str]],
-    rest: str = REST,
+    rest: str = "Options",
 ) -> None:
     left = dict(rows)
     for title, names in groups.items():

@@ -30,7 +30,6 @@ KINDS: Final = {
     FORWARD: "forward", LOSS: "loss", BACKWARD: "backward", LATER: "gradient of weights"
 }  # fmt: skip
 LOSS_COLOUR: Final = "#111111"
-ROW_INCHES: Final = 0.27
 MOST_NAMED: Final = 80
 """Rows that still have room for a name each."""
 
@@ -61,7 +60,7 @@ def draw(answer: Answer, path: Path) -> None:
 
     shown = _shown(answer)
     rows = min(MOST_NAMED, len(answer.skippipe.problem.peers))
-    height = len(shown) * (0.9 + ROW_INCHES * rows)
+    height = len(shown) * (0.9 + 0.27 * rows)  # inches
     end_s = max(each.planned.makespan_us for _, each in shown) / US_PER_S
     with mpl.rc_context({"svg.hashsalt": "loco-peer", "font.size": 9}):
         figure = Figure(figsize=(12.0, max(3.0, height)), dpi=120, layout="constrained")

@@ -4,7 +4,6 @@ lm-eval is an extra, and large. It takes tasks from the Hugging Face hub, or, wi
 from files of the user's own, whose Python it runs. The model is an export, or that of a home.
 """
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from peer.options.config import ConfigError
 from peer.process.bottom_line import shown
 from peer.state.export_folder import holds_experts, stages_of_export
 from protocol.errors import LocoError
+from protocol.names import nearest
 
 from .client import check_exportable, home_of
 
@@ -115,10 +115,8 @@ def _check_known(tasks: Sequence[str], known: Sequence[str]) -> None:
     """Raises ConfigError."""
     for name in tasks:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=3)
-            meant = f"; did you mean {' or '.join(near)}?" if near else ""
             raise ConfigError(
-                f"--tasks: lm-eval knows no task '{name}'{meant}"
+                f"--tasks: lm-eval knows no task '{name}'{nearest(name, known, 3)}"
                 " (`lm-eval ls tasks` lists them; --task-files DIR has your own)"
             )
 

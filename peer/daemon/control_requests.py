@@ -9,6 +9,7 @@ signed and told to all. When the run is closed to some, peers that are linked wi
 by a ruling each: whoever is in stays in.
 """
 
+import os
 from collections.abc import Collection
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from peer.facts import Facts, HeldPart, PeerState
 from peer.network.identity import SEED_BYTES
 from peer.observe.control import Handler, NotNow
 from peer.rounds.pause import Pause, PauseRefused
-from peer.runtime import Entropy, PeerId
+from peer.runtime import PeerId
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.admission.statements import Verdict
 from protocol.errors import LocoError, RemoteProtocolError
@@ -53,9 +54,8 @@ from .sources import FETCH_WEIGHTS_S, Weights, weights_from, weights_of
 class ControlRequests:
     """Answers them, each by a method; arguments and replies are JSON."""
 
-    def __init__(self, peer: Peer, entropy: Entropy) -> None:
+    def __init__(self, peer: Peer) -> None:
         self._peer = peer
-        self._entropy = entropy
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -163,7 +163,7 @@ class ControlRequests:
         return training.rounds.pause
 
     async def invite(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        parts, seed = self._peer.parts, self._entropy.token_bytes(SEED_BYTES)
+        parts, seed = self._peer.parts, os.urandom(SEED_BYTES)
         token = parts.admission.invite(seed, float(wanted["lasts_s"]), int(wanted["uses"]))
         best = join_address(parts.network, parts.facts)
         return {"token": token.text, "address": best.address, "note": best.note}

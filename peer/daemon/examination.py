@@ -23,7 +23,6 @@ from peer.network.identity import load_or_create
 from peer.network.libp2p import open_libp2p_network
 from peer.network.relay import reserve
 from peer.runtime import Address, Network, PeerId
-from peer.runtime.work import RealEntropy
 from peer.state.home import Home
 from peer.state.kept_files import AdmissionFile
 from protocol.address.multiaddr import split_peer_id
@@ -96,7 +95,7 @@ def visitor_of(home: Home, invite: Token | None) -> Visitor:
     Raises:
         LocoError: its identity or its counter of starts cannot be used.
     """
-    own = load_or_create(home.identity_path, RealEntropy())
+    own = load_or_create(home.identity_path)
     shown = AdmissionFile(home.admission_path).read().own_pass
     if invite is not None:
         shown = invite.pass_for(own.peer_id).sealed
@@ -132,7 +131,7 @@ async def examine(
     """
     clock_s = wall_time_s - trio.current_time()
     visitor = visitor or Visitor(folder / "doctor.key")
-    load_or_create(visitor.identity_path, RealEntropy())
+    load_or_create(visitor.identity_path)
     async with open_libp2p_network(
         visitor.identity_path, listen=[listen], runtime_dir=folder
     ) as network:

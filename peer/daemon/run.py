@@ -32,10 +32,10 @@ from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import CORPUS_SHARE, check_agreed, say_needs
 from peer.options.values import HostPort, LogFormat, Notices, Origin
 from peer.process.bottom_line import bottom_line
-from peer.process.notices import Watch
+from peer.process.notices import until_taken_away
 from peer.process.rejoin import JoinAgain
 from peer.process.signals import run_until_signalled
-from peer.runtime.work import RealEntropy, RealWork
+from peer.runtime.work import RealWork
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import Home
 from peer.state.kept_files import Acquaintances, AdmissionFile, Pins
@@ -107,7 +107,7 @@ class _Daemon:
         self._checkpoints = CheckpointStore(folder, config.checkpoint_keep, max_bytes)
 
     async def run(self, spec: RunSpec | None) -> None:
-        identity = load_or_create(self.home.identity_path, RealEntropy())
+        identity = load_or_create(self.home.identity_path)
         incarnation = self.home.next_incarnation()
         async with (
             open_libp2p_network(
@@ -138,7 +138,7 @@ class _Daemon:
         report.price_per_hour = self.config.price_per_hour
         report.metrics_url = await self._serve_pages(nursery, report)
         nursery.start_soon(report.keep_history)
-        handlers = ControlRequests(peer, RealEntropy()).handlers()
+        handlers = ControlRequests(peer).handlers()
         await nursery.start(
             serve_control, self.home.control_socket, handlers, events.request_failed
         )
@@ -160,7 +160,7 @@ class _Daemon:
         def tell_silent(detail: str) -> None:
             events.emit(EventName.NOTICES_UNHEARD, cloud=cloud, detail=detail)
 
-        await Watch(notices).wait(tell_silent)
+        await until_taken_away(notices, tell_silent)
         events.emit(EventName.NOTICE_RECEIVED, cloud=cloud)
         self.stop.set()
 
@@ -208,7 +208,7 @@ class _Daemon:
         """The keys of this home; one that founds a run is given a founder's key."""
         path = self.home.founder_key_path
         if spec is not None:
-            return Keys(identity, load_or_create(path, RealEntropy()))
+            return Keys(identity, load_or_create(path))
         return Keys(identity, load(path) if path.exists() else None)
 
     async def _serve_pages(self, nursery: trio.Nursery, report: Report) -> str:

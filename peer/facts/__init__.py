@@ -77,7 +77,7 @@ class PartShape:
 
 @dataclass(frozen=True, slots=True)
 class HeldPart:
-    """What belongs to the group that a peer is in; `view` holds its other peers."""
+    """The part of the model that a peer's group holds; `view` holds its other peers."""
 
     group: Group
     shape: PartShape
@@ -137,7 +137,7 @@ def _plain(record: "PipelineFacts | ReachFacts") -> dict[str, Any]:
 
 
 class Spent(StrEnum):
-    """What time goes into, summed over microbatches that are under way at once."""
+    """Kinds of time, summed over microbatches that are under way at once."""
 
     COMPUTING = "computing"
     """The trainer works on one."""
@@ -149,7 +149,7 @@ class Spent(StrEnum):
 
 @dataclass(slots=True)
 class PipelineFacts:
-    """What a peer that holds a stage knows of its pipeline.
+    """A pipeline, as a peer that holds a stage of it knows it.
 
     Attributes:
         snapshot: digest of the snapshot that we plan from; None before the first.
@@ -419,7 +419,6 @@ class Facts:
     train_loss: float | None = None
     gradient_norm: float = 0.0
     validation_loss: float | None = None
-    validation_round: int | None = None
     losses_of_domains: dict[int, float] = field(default_factory=dict)
     losses_together: dict[int, float] = field(default_factory=dict)
     replica_distance: float | None = None
@@ -545,8 +544,8 @@ class Facts:
         self.restarts[reason] += 1
         self.deaths.append((trio.current_time(), reason))
 
-    def count_validation(self, round_: int, loss: float) -> None:
-        self.validation_loss, self.validation_round = loss, round_
+    def count_validation(self, loss: float) -> None:
+        self.validation_loss = loss
         self.losses.append(loss)
         self.lowest_loss = min(self.lowest_loss, loss)
 
@@ -560,7 +559,7 @@ class Facts:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """What time went into: first the trainer's, then what is done for averages beside it."""
+        """Time by its use: first the trainer's, then what is done for averages beside it."""
         beside = {str(p): d.sum_s for p, d in self.phases.items() if p is not RoundPhase.TRAIN}
         trainer = {str(into): spent_s for into, spent_s in self.spent_s.items()}
         return {**trainer, "pack": self.packing.seconds, **beside}

@@ -11,22 +11,23 @@ repaired.
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from peer.runtime import Entropy, PeerId
+from peer.runtime import PeerId
 from peer.runtime.files import PRIVATE_FILE, replace_file
 from protocol.address.peer_id import peer_id_from_public_key
-from protocol.errors import LocoError
+from protocol.errors import Unusable
 
 SEED_BYTES: Final = 32
 _FILE_PREFIX: Final = bytes.fromhex("08011240")
 _FILE_BYTES: Final = len(_FILE_PREFIX) + 2 * SEED_BYTES
 
 
-class IdentityUnusable(LocoError): ...
+class IdentityUnusable(Unusable): ...
 
 
 class Identity:
@@ -46,7 +47,7 @@ class Identity:
         return _FILE_PREFIX + self._key.private_bytes_raw() + self.public_key
 
 
-def load_or_create(path: Path, entropy: Entropy) -> Identity:
+def load_or_create(path: Path, entropy: Callable[[int], bytes] = os.urandom) -> Identity:
     """Read the identity at `path`; make one, with mode 0600, where there is none.
 
     Raises:
@@ -100,8 +101,8 @@ def _parse(path: Path, data: bytes) -> Identity:
     return identity
 
 
-def _create(path: Path, entropy: Entropy) -> Identity:
-    identity = Identity(entropy.token_bytes(SEED_BYTES))
+def _create(path: Path, entropy: Callable[[int], bytes]) -> Identity:
+    identity = Identity(entropy(SEED_BYTES))
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

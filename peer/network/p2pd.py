@@ -57,7 +57,7 @@ import trio
 from peer.runtime import Address
 from protocol.address import multiaddr
 from protocol.address.varint import read_delimited
-from protocol.errors import LocoError, RemoteProtocolError
+from protocol.errors import LocoError, RemoteProtocolError, Unusable
 from protocol.limits import ANSWER_S, DIAL_TIMEOUT_S, MAX_CONTROL_PAYLOAD_BYTES
 from protocol.names import printable
 
@@ -93,7 +93,7 @@ class P2pdFailed(LocoError):
     """p2pd could not be started or has ended; the message holds its own last words."""
 
 
-class CannotListen(P2pdFailed):
+class CannotListen(P2pdFailed, Unusable):
     """An address to listen on cannot be used; the message says what to change."""
 
 

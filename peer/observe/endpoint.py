@@ -1,4 +1,4 @@
-"""What a peer serves over HTTP: metrics for Prometheus, and a web page to watch the run.
+"""The pages of a peer over HTTP: metrics for Prometheus, and a web page to watch the run.
 
     GET /metrics       numbers for Prometheus
     GET /              the page, which asks for the others and for nothing else anywhere
@@ -33,7 +33,7 @@ import msgspec
 import trio
 
 from peer.options.values import HostPort
-from protocol.errors import LocoError
+from protocol.errors import Unusable
 from protocol.limits import ANSWER_S, MAX_HEADER_BYTES
 
 from .control import Clients, read_until
@@ -60,8 +60,7 @@ _GUARDED: Final = (
 )
 
 
-class EndpointUnavailable(LocoError):
-    pass
+class EndpointUnavailable(Unusable): ...
 
 
 @dataclass(frozen=True, slots=True)

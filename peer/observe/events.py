@@ -32,7 +32,7 @@ MAX_ERROR_CHARS: Final = 400
 """Kept of an error's message: a stranger may have written part of it."""
 TAIL_LINES: Final = 100
 _STAMPED: Final = ("time", "monotonic_s", "peer", "event")
-"""What every event has."""
+"""Fields of every event."""
 
 
 def said_of(event: Mapping[str, Any], *, verbose: bool = False) -> str | None:

@@ -28,7 +28,7 @@ MAX_CHARS: Final = 1900
 
 
 class Notifications:
-    """What there is to tell: the difference between what was told and what has settled since."""
+    """The difference between what was told and what has settled since."""
 
     def __init__(self) -> None:
         self._told: dict[str, PeerProblem] = {}
@@ -38,7 +38,7 @@ class Notifications:
     def due(
         self, now_s: float, problems: Sequence[PeerProblem]
     ) -> tuple[list[PeerProblem], list[PeerProblem]]:
-        """What is wrong anew, and what is over, and not told yet."""
+        """Problems that are new, and those that are over, which were not told yet."""
         self._now = {problem.name: problem for problem in problems}
         changed = self._now.keys() ^ self._told.keys()
         self._since_s = {name: self._since_s.get(name, now_s) for name in changed}

@@ -1,4 +1,4 @@
-"""What is wrong at a peer, in words: one list, for the status, the metrics and those who are told.
+"""Problems of a peer, in words: one list, for the status, the metrics and those who are told.
 
 A condition is a function of what the peer knows already: a sentence with the figures, or nothing.
 Its name is that of a section in docs/troubleshooting.md, and a label of the metric `loco_problem`.
@@ -58,7 +58,7 @@ class PeerProblem:
 
 
 class Observed(NamedTuple):
-    """What conditions are judged by.
+    """The figures that conditions are judged by.
 
     Attributes:
         alive: the other peers of the run.

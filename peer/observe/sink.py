@@ -41,7 +41,7 @@ class SinkMessage(Struct, frozen=True, tag=True, tag_field="kind"): ...
 
 
 class Curve(SinkMessage, frozen=True):
-    """What a peer's points belong to; the same after every restart of its home.
+    """The curve that a peer's points belong to; the same after every restart of its home.
 
     Attributes:
         project: holds the curves of all peers of the run.

@@ -11,7 +11,6 @@ costs its owner a night.
 # ruff: noqa: RUF009 - `_option` makes a field, as dataclasses.field does
 
 import dataclasses
-import difflib
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -21,8 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from protocol.errors import InvalidRunSpec, LocoError
+from protocol.errors import InvalidRunSpec, Unusable
 from protocol.limits import MAX_SPEC_BYTES, MAX_STAGES
+from protocol.names import nearest
 
 from . import values
 from .providers import mapped_by_provider
@@ -49,7 +49,7 @@ DEFAULT_PORT: Final = 31337
 ENVIRONMENT_PREFIX: Final = "LOCO_"
 
 
-class ConfigError(LocoError):
+class ConfigError(Unusable):
     """The message says what to change."""
 
 
@@ -68,7 +68,6 @@ class Option:
     Attributes:
         parse: turns text, or a TOML value, into the value; ValueError says what would be right.
         metavar: stands for its value in `--help`.
-        see: what docs/running.md adds.
         letter: its short name, such as `-v`.
         founder: whether `start` takes it, too.
         attribute: field of `PeerConfig`; a unit may end it, which its names do not have.
@@ -79,7 +78,6 @@ class Option:
     metavar: str
     help: str
     default: Any = None
-    see: str = ""
     letter: str = ""
     founder: bool = True
     attribute: str = ""
@@ -147,25 +145,20 @@ class PeerConfig:
         values.token,
         "@FILE",
         "The file that holds an invitation. Or set it in LOCO_INVITE: process lists show options.",
-        see="Needed once; the home keeps it ([security](security.md)).",
         founder=False,
     )
     yes: bool = _flag(
         OptionGroup.RUN,
         "Join without being asked, however much of this machine the run takes.",
-        see="See [what a run takes](#what-a-run-takes-of-a-joiner).",
         founder=False,
     )
     alone: bool = _flag(
-        OptionGroup.RUN,
-        "Continue the home's run at once, even if no known peer can be reached.",
-        see="See [coming back](weeks.md#coming-back).",
+        OptionGroup.RUN, "Continue the home's run at once, even if no known peer can be reached."
     )
     stage: int | None = _run(
         whole(0, MAX_STAGES - 1),
         "N",
         "Hold this stage of a pipeline, counted from 0. Default: the one that needs a peer most.",
-        see="The first peer of a run holds stage 0 ([stages](stages.md)).",
         founder=False,
     )
     expert: str | None = _run(
@@ -173,13 +166,11 @@ class PeerConfig:
         "NAME",
         "Train this expert and no other, where the run has any. Default: the one that needs a peer"
         " most, of a founder the first.",
-        see="See [experts](experts.md#the-choice-of-an-expert).",
     )
     data: str | None = _run(
         values.source,
         "PATH",
         "Take the corpus from this file or source. Default: from the other peers.",
-        see="See [the recipe](recipes/own-data.md#a-corpus-that-lies-here-already).",
     )
     follow: bool = _flag(
         OptionGroup.RUN,
@@ -200,65 +191,51 @@ class PeerConfig:
         values.gpus,
         "all|N|0,2,3",
         "Train on several GPUs of this machine, as one peer. With --device cpu, in N processes.",
-        see="See [machines](machines.md).",
     )
     split_context: bool = _flag(
         OptionGroup.MACHINE,
         "Divide each sequence between these GPUs, and not the batch: for sequences too long for"
         " one.",
-        see="See [machines](machines.md#long-sequences).",
     )
     threads: int | None = _machine(whole(1, 4096), "N", "CPU threads of the trainer. Default: all.")
     checkpoint_activations: bool = _flag(
         OptionGroup.MACHINE,
         "Save memory: recompute activations in the backward pass. Default: where the memory is too"
         " small for one sequence.",
-        see="This takes a third more work.",
     )
     shard_weights: bool = _flag(
         OptionGroup.MACHINE,
         "Save memory: keep on each of several GPUs a part of the weights alone. Default: where all"
         " weights do not fit.",
-        see="See [machines](machines.md#a-model-that-does-not-fit-a-card).",
     )
     overlap_steps: int | None = _machine(
         whole(0, 1000),
         "N",
         "Steps to train while a fragment travels. Default: the run's (DiLoCo only).",
-        see="See [slow links](#slow-links-and-overlap-steps).",
     )
 
     listen: HostPort | None = _network(
         parse_host_port,
         "[HOST:]PORT",
         "Address to listen on. Default: 31337, else a free port, kept for the next start.",
-        see="Port 0 picks a free port. The default host is `0.0.0.0`; a host is not kept.",
     )
     announce: tuple[str, ...] = _network(
         many(parse_announce),
         "ADDR",
         "The address that others reach this peer at, if it differs. May be repeated.",
         default=(),
-        see="Vast.ai and RunPod say it [by themselves](clouds.md#what-the-environment-says).",
     )
     max_upload_mbps: float | None = _network(
-        _mbps,
-        "MBPS",
-        "Upload limit in megabits per second. Default: no limit.",
-        see="See [limits](#limits-of-the-line).",
+        _mbps, "MBPS", "Upload limit in megabits per second. Default: no limit."
     )
     max_download_mbps: float | None = _network(
-        _mbps,
-        "MBPS",
-        "Download limit in megabits per second. Default: no limit.",
-        see="See [limits](#limits-of-the-line).",
+        _mbps, "MBPS", "Download limit in megabits per second. Default: no limit."
     )
     relay_mbps: float = _network(
         number("megabits per second", 1, 1000000.0, zero=True),
         "MBPS",
         "Rate limit for relaying to peers that nobody can dial; 0 turns relaying off.",
         default=100.0,
-        see="See [behind a router](#behind-a-router).",
     )
 
     checkpoint_every_s: float = _disk(
@@ -266,7 +243,6 @@ class PeerConfig:
         "SECONDS",
         "Time between checkpoints; 0 writes one only when the peer ends.",
         default=600.0,
-        see="See [weeks](weeks.md).",
     )
     checkpoint_keep: int = _disk(whole(1, 1000), "N", "Number of checkpoints to keep.", default=3)
     checkpoint_max_gb: float | None = _disk(
@@ -279,7 +255,6 @@ class PeerConfig:
         "URL",
         "Copy checkpoints to this folder or fsspec URL (such as s3://bucket/run) too, with all"
         " that --restore needs except keys.",
-        see="See [weeks](weeks.md).",
     )
     upload_keys: bool = _flag(
         OptionGroup.DISK,
@@ -297,7 +272,6 @@ class PeerConfig:
         "console|json",
         "Format of the output on stderr.",
         default=LogFormat.CONSOLE,
-        see="See [what each shows](#what-the-console-says).",
     )
     verbose: bool = _flag(
         OptionGroup.WATCHING, "Show every event, settings, and tracebacks.", letter="-v"
@@ -307,34 +281,29 @@ class PeerConfig:
         "HOST:PORT",
         "Address for the web page and Prometheus metrics; port 0 picks one.",
         default=HostPort("127.0.0.1", 0),
-        see="The home keeps the port ([watching](watching.md)).",
     )
     metrics_host: tuple[str, ...] = _watching(
         many(values.host_name),
         "NAME",
         "A full name that metrics may be asked for by, as in a scrape config. May be repeated.",
         default=(),
-        see="Addresses and names without a dot need not be given.",
     )
     notify: str | None = _watching(
         values.web_address,
         "URL",
         "Tell this URL what is wrong, and when it is over: a topic of ntfy, or a webhook of Slack"
         " or Discord. @FILE holds it, or LOCO_NOTIFY: process lists show options.",
-        see="See [being told](#being-told).",
     )
     track: tuple[str, ...] = _watching(
         many(values.tracker),
         "|".join(values.TRACKERS),
         "Draw this peer's curves there, too. May be repeated.",
         default=(),
-        see="See [curves in other programs](watching.md#curves-in-other-programs).",
     )
     metrics_token: str | None = _watching(
         values.page_token,
         "@FILE",
         "The file that holds a token for page and metrics. Or set it in LOCO_METRICS_TOKEN.",
-        see="See [from elsewhere](watching.md#from-elsewhere).",
     )
     price_per_hour: float | None = _watching(
         number("dollars an hour", 0, 1e6),
@@ -342,22 +311,18 @@ class PeerConfig:
         "Price of this machine, to show what the run has cost on it so far.",
     )
     json_ready: bool = _flag(
-        OptionGroup.WATCHING,
-        "Print one line of JSON on stdout as soon as others can join.",
-        see="The line is printed again if the peer joins again in a new process.",
+        OptionGroup.WATCHING, "Print one line of JSON on stdout as soon as others can join."
     )
     notices: Notices | None = _watching(
         values.notices,
         "aws|gcp|azure",
         "Leave when this cloud tells the machine that it is taken away. Default: ask nobody.",
-        see="See [notices](clouds.md#notices-before-the-end).",
     )
     grace_s: float = _watching(
         number("seconds", 0, 3600),
         "SECONDS",
         "Time allowed for a graceful end after the first signal.",
         default=8.0,
-        see="See [ending](#ending).",
     )
 
     origins: Mapping[str, Origin]
@@ -387,6 +352,10 @@ OPTIONS: Final[Mapping[str, Option]] = {
     if field.metadata
     for option in [dataclasses.replace(field.metadata["option"], attribute=field.name)]
 }
+USUAL: Final = PeerConfig(
+    **{option.attribute: option.default for option in OPTIONS.values()}, origins={}
+)
+"""All defaults, and no home."""
 SECRETS: Final = frozenset({"invite", "metrics-token", "notify"})
 """Options whose values are shown to nobody."""
 NOT_GIVEN: Final = "-"
@@ -515,10 +484,7 @@ REMOVED: Final = {
 
 def _hint(name: str, known: Iterable[str]) -> str:
     removed = REMOVED.get(name.removeprefix(ENVIRONMENT_PREFIX).lower())
-    if removed is not None:
-        return f": {removed}"
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    return nearest(name, known) if removed is None else f": {removed}"
 
 
 # --- options against the run ----------------------------------------------------------------------

@@ -30,7 +30,7 @@ from protocol.run.needs import (
 )
 from protocol.run.run_spec import STDLIB_BYTES, RunSpec
 
-from .config import OPTIONS, ConfigError, PeerConfig
+from .config import USUAL, ConfigError, PeerConfig
 from .values import LogFormat
 
 LARGEST_SHARE: Final = 0.5
@@ -89,7 +89,7 @@ def misfit(config: PeerConfig, spec: RunSpec, free: FreeRoom) -> str:
 
 
 def _larger_than(share: float, config: PeerConfig, spec: RunSpec, free: FreeRoom) -> str:
-    """What the run takes of which there is no such share free."""
+    """Names what the run takes of which there is no such share free."""
     needs = _needs(spec, config)
     memory = needs.model_memory(on_gpu=free.gpu is not None) + _whole_in_host(config, spec, free)
     wanted = [("disk", needs.disk - SPARE_BYTES, free.disk), ("memory", memory, free.memory)]
@@ -122,9 +122,7 @@ def _whole_in_host(config: PeerConfig, spec: RunSpec, free: FreeRoom) -> int:
     return 2 * FP32_BYTES * parameters_of(spec)
 
 
-def _needs(spec: RunSpec, config: PeerConfig | None) -> Needs:
-    if config is None:
-        return needs_of(spec, OPTIONS["checkpoint-keep"].default)
+def _needs(spec: RunSpec, config: PeerConfig) -> Needs:
     max_bytes = None if (most := config.checkpoint_max_gb) is None else most * 1e9
     recomputes = config.checkpoint_activations
     return needs_of(spec, config.checkpoint_keep, max_bytes, recomputes=recomputes)
@@ -147,14 +145,12 @@ def say_needs(
 
 
 def told_needs(
-    spec: RunSpec, corpus_tokens: int | None = None, config: PeerConfig | None = None
+    spec: RunSpec, corpus_tokens: int | None = None, config: PeerConfig = USUAL
 ) -> list[str]:
-    """What a run takes of a peer, one subject a line; `config` is that of this machine."""
-    keep = OPTIONS["checkpoint-keep"].default if config is None else config.checkpoint_keep
-    limit = None if config is None else config.max_upload_mbps
+    """The needs of a run, one subject a line; `config` is that of this machine."""
     corpus = "the corpus on top"
     if spec.data.manifest is not None:  # it comes in pieces
-        most_gb = None if config is None else config.max_corpus_gb
+        most_gb = config.max_corpus_gb
         most = "a quarter of what is free" if most_gb is None else size_text(most_gb * 1e9)
         corpus = f"of the corpus at most {most} (--max-corpus-gb)"
     try:
@@ -162,31 +158,26 @@ def told_needs(
     except InvalidRunSpec:
         checkpoint = f"parameters, memory and disk are those of {spec.model.init_from}"
         return [f"{checkpoint}, which is not read yet; peers that join are told them"]
-    return list(_lines(spec, needs, keep, corpus, corpus_tokens, limit))
+    return list(_lines(spec, config, needs, corpus, corpus_tokens))
 
 
 def _lines(
-    spec: RunSpec,
-    needs: Needs,
-    keep: int,
-    corpus: str,
-    corpus_tokens: int | None,
-    limit_mbps: float | None,
+    spec: RunSpec, config: PeerConfig, needs: Needs, corpus: str, corpus_tokens: int | None
 ) -> Iterator[str]:
     stages = spec.pipeline.stages
     in_stages = f" in {stages} stages; what follows is of a peer with one of them"
     yield f"model   {_count(needs.parameters)} parameters{in_stages * (stages > 1)}"
     yield from _memory(needs)
     yield (
-        f"disk    up to {size_text(needs.disk)}: checkpoints ({keep} kept) and what joiners read;"
-        f" {corpus}"
+        f"disk    up to {size_text(needs.disk)}: checkpoints ({config.checkpoint_keep} kept) and"
+        f" what joiners read; {corpus}"
     )
     yield (
         f"tokens  {_count(needs.tokens_per_peer)} by each peer ({_steps(spec):,} steps"
         f" of {spec.tokens_per_step:,}); by all, that times the peers"
     )
     yield from told_corpus(needs.tokens_per_peer, corpus_tokens)
-    yield from _line(needs, limit_mbps)
+    yield from _line(needs, config.max_upload_mbps)
     yield f"({NOT_MEASURED})"
 
 
@@ -278,7 +269,7 @@ def _tokens_in(source: str, spec: RunSpec) -> int | None:
 
 
 def least_corpus_bytes(spec: RunSpec, source: str | None = None) -> int:
-    """What the corpus will take on the disk at the least, as far as that is known."""
+    """Bytes of the disk that the corpus will take at the least, as far as that is known."""
     if spec.data.manifest is not None:
         return 0  # it is made already, and comes in pieces
     # A token of `bytes` takes one byte; others take two or more, and may be half as many as told.

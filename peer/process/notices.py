@@ -9,7 +9,6 @@ A service that does not answer takes nobody away: it is asked again.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Final
@@ -17,16 +16,12 @@ from typing import Final
 import trio
 
 from peer.options.values import Cloud, HostPort, Notices
-from protocol.errors import LocoError
 from protocol.limits import MAX_SPEC_BYTES
 
 ASK_EVERY_S: Final = 5.0
 ANSWER_S: Final = 2.0
 Ask = Callable[[str, str, Mapping[str, str]], tuple[int, bytes]]
 """Method, path and headers to the status and the body. Raises OSError."""
-
-
-class NoAnswer(LocoError): ...
 
 
 def _aws(ask: Ask) -> bool:
@@ -73,29 +68,21 @@ def _ask(where: HostPort, method: str, path: str, headers: Mapping[str, str]) ->
         connection.close()
 
 
-@dataclass(slots=True)
-class Watch:
-    """Asks one cloud's metadata service."""
+async def is_taken_away(notices: Notices) -> bool:
+    """Raises OSError: its service does not answer."""
+    asked = partial(ASKED[notices.cloud], partial(_ask, notices.where))
+    return await trio.to_thread.run_sync(asked, abandon_on_cancel=True)
 
-    notices: Notices
 
-    async def is_taken_away(self) -> bool:
-        """Raises NoAnswer."""
-        asked = partial(ASKED[self.notices.cloud], partial(_ask, self.notices.where))
+async def until_taken_away(notices: Notices, tell_silent: Callable[[str], None]) -> None:
+    """Return when the machine is taken away; say once that nothing answers."""
+    was_told = False
+    while True:
         try:
-            return await trio.to_thread.run_sync(asked, abandon_on_cancel=True)
+            if await is_taken_away(notices):
+                return
         except OSError as error:
-            raise NoAnswer(f"{self.notices.where}: {error}") from error
-
-    async def wait(self, tell_silent: Callable[[str], None]) -> None:
-        """Return when the machine is taken away; say once that nothing answers."""
-        was_told = False
-        while True:
-            try:
-                if await self.is_taken_away():
-                    return
-            except NoAnswer as error:
-                if not was_told:
-                    tell_silent(str(error))
-                was_told = True
-            await trio.sleep(ASK_EVERY_S)
+            if not was_told:
+                tell_silent(f"{notices.where}: {error}")
+            was_told = True
+        await trio.sleep(ASK_EVERY_S)

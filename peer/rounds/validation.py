@@ -138,7 +138,7 @@ class Validation:
         if result.loss is None:
             return
         if is_own:
-            facts.count_validation(result.round, result.loss)
+            facts.count_validation(result.loss)
             self._events.emit(
                 EventName.VALIDATED, round=result.round, loss=result.loss, seconds=result.seconds
             )

@@ -2,7 +2,7 @@
 
 Each port has a real and a simulated implementation, and one test suite checks both. No socket,
 thread, `time.time()` or unseeded random gets past them: the same code runs a thousand peers in one
-process in virtual time.
+process in virtual time. Keys and invitations alone are made of `os.urandom`.
 
 Peer ids are the base58 text of a libp2p peer id (`12D3KooW...`); addresses are multiaddr text.
 """
@@ -57,7 +57,7 @@ StreamHandler = Callable[[Stream], Awaitable[None]]
 
 @dataclass(slots=True)
 class NetworkStatistics:
-    """What a network has carried since it started.
+    """Traffic of a network since it started.
 
     Attributes:
         sent_bytes, received_bytes: by protocol id, between us and the streams.
@@ -161,7 +161,7 @@ class Work(Protocol):
     """Where blocking work runs: a thread in real life, inline in simulation."""
 
     def processor_time(self, pid: int | None) -> ProcessorTime:
-        """What this process has taken, and another of ours; as far as the system tells."""
+        """Time that this process has taken, and another of ours; as far as the system tells."""
 
     async def run(self, function: Callable[..., T], *args: Any, may_be_cut_off: bool = False) -> T:
         """`function(*args)`; cancelling waits for it, unless it may be cut off at any moment."""
@@ -171,10 +171,6 @@ class Work(Protocol):
 
         A function that may take long calls it now and then, and leaves nothing behind.
         """
-
-
-class Entropy(Protocol):
-    def token_bytes(self, n: int) -> bytes: ...
 
 
 # The Trainer port stands in peer/training/ports.py: its messages belong to the trainer.

@@ -12,8 +12,6 @@ import msgspec
 
 from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES
 
-MAX_FRAME_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES
-"""Longest frame: a run spec, or the members of a round (4096 of them), with room to spare."""
 READ_BYTES: Final = 65536
 MAX_FAILURE_CHARS: Final = 2000
 """Length at which the detail of a failure is cut, and the last words of standard error."""
@@ -54,6 +52,7 @@ class FrameDecoder:
 
 
 def _check_length(num_bytes: int) -> int:
-    if num_bytes > MAX_FRAME_BYTES:
-        raise PipeError(f"a frame of {num_bytes} bytes; at most {MAX_FRAME_BYTES} are allowed")
+    """A run spec, or the 4096 members of a round, have room to spare. Raises PipeError."""
+    if num_bytes > (most := MAX_CONTROL_PAYLOAD_BYTES):
+        raise PipeError(f"a frame of {num_bytes} bytes; at most {most} are allowed")
     return num_bytes

@@ -21,7 +21,7 @@ def _usual() -> int:
 
 
 USUAL_FILE: Final = _usual()
-"""What `open` gives; asked for once, at the first import, before there are threads."""
+"""The mode that `open` gives; asked for once, at the first import, before there are threads."""
 
 
 @contextmanager

@@ -1,12 +1,10 @@
-"""Work and Entropy: the real ones, and simulated ones, inline and from a seed."""
+"""Work: the real one on threads, and a simulated one, inline."""
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-import blake3
 import psutil
 import trio
 
@@ -45,11 +43,6 @@ class RealWork:
         trio.from_thread.check_cancelled()
 
 
-class RealEntropy:
-    def token_bytes(self, n: int) -> bytes:
-        return os.urandom(n)
-
-
 class SimulatedWork:
     """Work done inline, taking `duration_s` of virtual time."""
 
@@ -68,16 +61,3 @@ class SimulatedWork:
 
     def check_cancelled(self) -> None:
         """Nothing is cancelled while a function is under way: it takes no time."""
-
-
-class SimulatedEntropy:
-    """Bytes that follow from the seed, and look random."""
-
-    def __init__(self, seed: int) -> None:
-        self._hasher = blake3.blake3(f"loco-entropy {seed}".encode())
-        self._position = 0
-
-    def token_bytes(self, n: int) -> bytes:
-        taken = self._hasher.digest(length=n, seek=self._position)
-        self._position += n
-        return taken

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import blake3
 import trio
 
 from peer.daemon.checkpointing import CheckpointPlan
@@ -51,7 +52,7 @@ from peer.options.config import check_overlap_steps
 from peer.process.rejoin import JoinAgain
 from peer.rounds.loop import TrainingImpossible
 from peer.runtime import PeerId
-from peer.runtime.work import SimulatedEntropy, SimulatedWork
+from peer.runtime.work import SimulatedWork
 from peer.state.checkpoints import CheckpointStore
 from peer.state.kept_files import Acquaintances, AdmissionFile
 from peer.training.simulated import ToyProblem, simulated_layout
@@ -346,8 +347,8 @@ class SimulatedSwarm:
 
 
 def identity_of(seed: int, name: str) -> Identity:
-    number = int.from_bytes(name.encode(), "big")
-    return Identity(SimulatedEntropy(number * 1_000_003 + seed).token_bytes(SEED_BYTES))
+    number = int.from_bytes(name.encode(), "big") * 1_000_003 + seed
+    return Identity(blake3.blake3(f"loco-entropy {number}".encode()).digest(SEED_BYTES))
 
 
 @asynccontextmanager

@@ -48,7 +48,7 @@ import blake3
 
 from peer.runtime.files import PRIVATE_FILE, replace_file
 from protocol.address.multiaddr import MAX_UNIX_PATH_BYTES
-from protocol.errors import LocoError, RemoteProtocolError
+from protocol.errors import RemoteProtocolError, Unusable
 from protocol.run.layout import is_part
 from protocol.run.signed_spec import SignedSpec
 
@@ -59,7 +59,7 @@ _HANDED_ON: Final = "_LOCO_LOCK"
 """Environment variable: the descriptor of a lock that is held, for `exec` alone."""
 
 
-class HomeError(LocoError): ...
+class HomeError(Unusable): ...
 
 
 class HomeInUse(HomeError):

@@ -8,12 +8,12 @@ With another tokenizer the embeddings stand for other words, and only a high los
 tokenizer that gives any of the checkpoint's tokens another number is refused.
 """
 
-import difflib
 import json
 from collections.abc import Mapping
 from typing import Any, Final
 
 from protocol.errors import InvalidRunSpec
+from protocol.names import nearest
 from protocol.run.families import FAMILIES
 from protocol.run.run_spec import RunSpec
 
@@ -116,11 +116,9 @@ def _family_and_rows(source: str) -> tuple[str, int]:
     except (ValueError, TypeError, AttributeError, OSError) as error:
         raise InvalidRunSpec(f"model.init_from: {error}") from error
     if family not in FAMILIES:
-        near = difflib.get_close_matches(str(family), FAMILIES, n=1)
         raise InvalidRunSpec(
             f"model.init_from: {source} is a {family!r} model, and these families are supported:"
-            f" {', '.join(FAMILIES)}"
-            + (f"; did you mean a {near[0]!r} checkpoint?" if near else "")
+            f" {', '.join(FAMILIES)}{nearest(str(family), FAMILIES)}"
         )
     if config.get("quantization_config") is not None:
         raise InvalidRunSpec(

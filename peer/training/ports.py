@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from peer.runtime.child_frames import ChildDied
 from protocol.content.samples import Float32Vector
-from protocol.errors import LocoError
+from protocol.errors import Unusable
 
 from .messages import TrainerCommand, TrainerEvent
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # it imports torch, for seconds, and a command looks at its u
     from .shared import BoundaryRing
 
 
-class CannotTrain(LocoError):
+class CannotTrain(Unusable):
     """Device, corpus or model cannot be used on this machine, and a new try changes nothing."""
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, get_args
 
-from protocol.errors import LocalProtocolError, LocoError
+from protocol.errors import LocalProtocolError, Unusable
 from protocol.run.needs import (
     FP32_BYTES,
     parameters_of,
@@ -197,7 +197,7 @@ MOST_BY_DEFAULT: Final = 256
 MAX_MICROBATCHES: Final = 4096
 
 
-class CannotPlan(LocoError):
+class CannotPlan(Unusable):
     """These machines cannot form this pipeline; the message says what to change."""
 
 

@@ -39,7 +39,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Final, NamedTuple
 
-from protocol.errors import LocoError
+from protocol.errors import Unusable
 
 from .problem import MAX_PEERS, THOUSAND, US_PER_S, Matrix
 
@@ -224,7 +224,7 @@ Row = tuple[str, Mapping[str, str]]
 """Where a line stands, and its values by column."""
 
 
-class BadTable(LocoError):
+class BadTable(Unusable):
     """A table cannot be used; the message names the line and says what is wrong."""
 
 

@@ -14,7 +14,6 @@ passes through a few (`experts_per_token`, chosen by a router). All of them take
 the operations of a token are those of the few: its active parameters.
 """
 
-import difflib
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -24,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import PydanticCustomError
 
 from protocol.limits import MAX_PARAMETERS
+from protocol.names import nearest
 
 if TYPE_CHECKING:
     from .run_spec import ModelSection
@@ -437,8 +437,7 @@ def known_family(name: str) -> str:
     """The name again. Raises PydanticCustomError: there is no such family."""
     if name in FAMILIES:
         return name
-    near = difflib.get_close_matches(name, FAMILIES, n=1)
-    said = {"names": ", ".join(FAMILIES), "hint": f"; did you mean '{near[0]}'?" if near else ""}
+    said = {"names": ", ".join(FAMILIES), "hint": nearest(name, FAMILIES)}
     raise PydanticCustomError("family", "unknown: use one of {names}{hint}", said)
 
 

@@ -8,7 +8,6 @@ An unknown key is refused with the nearest valid name, and a value that cannot w
 that says what to change.
 """
 
-import difflib
 import json
 import tomllib
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_PARAMETERS, MAX_SPEC_BYTES, MAX_STAGES
-from protocol.names import printable
+from protocol.names import nearest, printable
 
 from .families import MIXTURES, WITH_STAGES, config_fault, decoder_of, known_family
 from .layout import ALIGNMENT, expert_of_part
@@ -626,9 +625,7 @@ class RunSpec(Section):
             raise InvalidRunSpec(f"the run has experts ({listed}): say which with --expert NAME")
         if not names:
             raise InvalidRunSpec(f"--expert {name}: the run has no experts; leave it out")
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise InvalidRunSpec(f"the run has no expert '{name}', but {listed}{hint}")
+        raise InvalidRunSpec(f"the run has no expert '{name}', but {listed}{nearest(name, names)}")
 
     def name_of(self, part: str) -> str | None:
         """The name of the expert that a part is; None where this run has none of that number."""
@@ -756,9 +753,7 @@ def _sentence(error: Any, tree: Any) -> str:
     path = [_shown_part(error["loc"][:at], part, tree) for at, part in enumerate(error["loc"])]
     where = ".".join(path)
     if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(path[-1], _field_names(error["loc"][:-1]), n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        return f"unknown key '{where}'{hint}"
+        return f"unknown key '{where}'{nearest(path[-1], _field_names(error['loc'][:-1]))}"
     if error["type"] == MISFIT:
         path, value = [*path, error["ctx"]["key"]], error["ctx"]["value"]
     else:

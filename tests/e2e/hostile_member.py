@@ -23,7 +23,6 @@ from peer.network.conversation import Conversation
 from peer.network.identity import Identity, load_or_create
 from peer.network.relay import HOP
 from peer.runtime import Network
-from peer.runtime.work import RealEntropy
 from protocol.address.multiaddr import split_peer_id
 from protocol.membership.group import Group
 from protocol.run.run_spec import RunSpec, parse_bytes
@@ -95,7 +94,7 @@ class Member:
 
 async def new_member(folder: Path, peers: Sequence[Peer]) -> Member:
     """Learn what is to be known of the run of these peers, and draw what will be said."""
-    identity = load_or_create(folder / "raw.key", RealEntropy())
+    identity = load_or_create(folder / "raw.key")
     async with raw_client(folder, peers[0].address) as (network, peer_id):
         run_id, spec = await learnt(network, peer_id)
     status = peers[0].status()

@@ -8,7 +8,6 @@ import trio
 
 from peer.network.identity import load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
-from peer.runtime.work import RealEntropy
 from protocol.errors import LocoError
 
 ANSWER_S = 15.0
@@ -18,7 +17,7 @@ DRIP_EVERY_S = 0.25
 @asynccontextmanager
 async def raw_client(folder: Path, address: str) -> AsyncIterator[tuple[Libp2pNetwork, str]]:
     """A network with an identity of its own, connected to `address`; and who is there."""
-    load_or_create(folder / "raw.key", RealEntropy())
+    load_or_create(folder / "raw.key")
     async with open_libp2p_network(folder / "raw.key", runtime_dir=folder) as network:
         peer_id = address.rpartition("/p2p/")[2]
         await network.connect(peer_id, [address])

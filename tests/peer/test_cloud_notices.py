@@ -8,7 +8,7 @@ import trio
 from metadata_service import Answer, metadata_service
 
 from peer.options.values import METADATA, Cloud, HostPort, Notices, notices
-from peer.process.notices import ASK_EVERY_S, NoAnswer, Watch
+from peer.process.notices import ASK_EVERY_S, is_taken_away, until_taken_away
 
 TOKEN = "secret"
 
@@ -52,7 +52,7 @@ CLOUDS = {Cloud.AWS: of_aws, Cloud.GCP: of_gcp, Cloud.AZURE: of_azure}
 async def test_a_notice_is_heard_and_nothing_else(cloud: Cloud) -> None:
     for taken in (False, True):
         with metadata_service(CLOUDS[cloud](taken=taken)) as where:
-            assert await Watch(Notices(cloud, where)).is_taken_away() is taken
+            assert await is_taken_away(Notices(cloud, where)) is taken
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
@@ -63,7 +63,7 @@ async def test_what_is_no_answer_of_theirs_takes_nobody_away(cloud: Cloud) -> No
         (200 if cloud != Cloud.AWS else 404, b""),
     ):
         with metadata_service(lambda *_, told=(status, body): told) as where:
-            assert await Watch(Notices(cloud, where)).is_taken_away() is False
+            assert await is_taken_away(Notices(cloud, where)) is False
 
 
 async def test_a_service_that_does_not_answer_is_said_once_and_asked_again(
@@ -71,24 +71,24 @@ async def test_a_service_that_does_not_answer_is_said_once_and_asked_again(
 ) -> None:
     answers: list[bool | None] = [None, None, False, True]
 
-    async def asked(self: Watch) -> bool:
+    async def asked(_: Notices) -> bool:
         answer = answers.pop(0)
         if answer is None:
-            raise NoAnswer("no route")
+            raise OSError("no route")
         return answer
 
-    monkeypatch.setattr(Watch, "is_taken_away", asked)
+    monkeypatch.setattr("peer.process.notices.is_taken_away", asked)
     said: list[str] = []
-    await Watch(Notices(Cloud.AWS, METADATA)).wait(said.append)
-    assert said == ["no route"]
+    await until_taken_away(Notices(Cloud.AWS, METADATA), said.append)
+    assert said == [f"{METADATA}: no route"]
     assert trio.current_time() == 3 * ASK_EVERY_S
 
 
 async def test_nobody_listens_there() -> None:
     with metadata_service(of_gcp(taken=False)) as where:
         pass
-    with pytest.raises(NoAnswer, match="127.0.0.1"):
-        await Watch(Notices(Cloud.GCP, where)).is_taken_away()
+    with pytest.raises(OSError, match="refused"):
+        await is_taken_away(Notices(Cloud.GCP, where))
 
 
 def test_the_option_names_a_cloud_and_perhaps_where() -> None:

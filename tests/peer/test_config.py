@@ -63,7 +63,7 @@ def test_bootstrap_is_a_list_everywhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environment", "sentence"),
     [
-        ({"LOCO_GRASE": "1"}, "unknown environment variable LOCO_GRASE; did you mean LOCO_GRACE"),
+        ({"LOCO_GRASE": "1"}, "unknown environment variable LOCO_GRASE; did you mean 'LOCO_GRACE'"),
         ({"LOCO_GRACE": "-1"}, "LOCO_GRACE: must be from 0"),
         ({"LOCO_GRACE": "nan"}, "LOCO_GRACE: must be from 0"),
         ({"LOCO_DEVICE": "cpu:1"}, "LOCO_DEVICE: use 'cpu', 'cuda' or 'cuda:N'"),
@@ -95,7 +95,7 @@ def test_bad_environment_is_refused(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("grase = 1", "unknown key 'grase' in .*peer.toml; did you mean grace"),
+        ("grase = 1", "unknown key 'grase' in .*peer.toml; did you mean 'grace'"),
         ('home = "/x"', "unknown key 'home'"),
         ("quic = true", "unknown key 'quic' in .*: QUIC was removed.*Delete it"),
         ("threads = true", "threads in peer.toml: use a whole number"),

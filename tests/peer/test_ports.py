@@ -1,24 +1,18 @@
-"""One suite for real and simulated Work and Entropy."""
+"""One suite for real and simulated Work."""
 
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 
 import pytest
 import trio
 
-from peer.runtime import Entropy, Work
-from peer.runtime.work import RealEntropy, RealWork, SimulatedEntropy, SimulatedWork
+from peer.runtime import Work
+from peer.runtime.work import RealWork, SimulatedWork
 
 
 @pytest.fixture(params=[RealWork, SimulatedWork])
 def work(request: pytest.FixtureRequest) -> Work:
-    return request.param()
-
-
-@pytest.fixture(params=[RealEntropy, lambda: SimulatedEntropy(1)])
-def entropy(request: pytest.FixtureRequest) -> Entropy:
     return request.param()
 
 
@@ -65,20 +59,6 @@ async def test_simulated_work_takes_virtual_time(autojump_clock: trio.testing.Mo
     before = trio.current_time()
     await SimulatedWork(duration_s=5).run(lambda: None)
     assert trio.current_time() - before == pytest.approx(5)
-
-
-def test_entropy_never_repeats(entropy: Entropy) -> None:
-    seen = {entropy.token_bytes(16) for _ in range(100)}
-    assert len(seen) == 100
-    assert all(len(token) == 16 for token in seen)
-
-
-def test_simulated_entropy_follows_from_its_seed() -> None:
-    draw: Callable[[int], list[bytes]] = lambda seed: [
-        source.token_bytes(n) for source in [SimulatedEntropy(seed)] for n in (1, 7, 100)
-    ]
-    assert draw(3) == draw(3)
-    assert draw(3) != draw(4)
 
 
 def test_processor_time_is_that_of_this_process_and_of_another_while_it_is_there() -> None:

@@ -19,7 +19,6 @@ from peer.network.p2pd import P2pdClient, P2pdConfig, P2pdFailed, attach
 from peer.network.protobuf import delimited
 from peer.network.reachability import num_relayed, understood
 from peer.network.relay import HOP, HOP_ANSWER, CircuitStatus, HopKind, parse_status
-from peer.runtime.work import RealEntropy
 from protocol.address.multiaddr import is_relayed, to_bytes
 from protocol.address.peer_id import peer_id_to_bytes
 
@@ -73,7 +72,7 @@ class Node:
 @asynccontextmanager
 async def node(host: Host, name: str, folder: Path) -> AsyncIterator[Node]:
     key, control = folder / f"{name}.key", folder / f"{name}.sock"
-    identity = load_or_create(key, RealEntropy())
+    identity = load_or_create(key)
     config = P2pdConfig(
         key,
         control,

@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from peer.cli import asking
 from peer.cli.app import app
-from peer.cli.asking import NEXT, ONE, SEVERAL, Questions, ask, check_file, free_name, questions
+from peer.cli.asking import NEXT, ONE, SEVERAL, answers_of, check_file, free_name, put
 from peer.cli.new import preset_spec
 from peer.options.config import ConfigError
 from protocol.run.run_spec import parse_toml
@@ -23,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def answered(asked: Questions, **answers: str) -> tuple[list[str], str, list[str], list[str]]:
+def answered(**answers: str) -> tuple[list[str], str, list[str], list[str]]:
     """Arguments, what comes next, names of the questions, and all that was said.
 
     An answer of several lines is given line by line.
@@ -37,7 +38,7 @@ def answered(asked: Questions, **answers: str) -> tuple[list[str], str, list[str
         lines = left.get(name, [])
         return lines.pop(0) if lines else ""
 
-    arguments, then = ask(asked, read, said.append)
+    arguments, then = answers_of(partial(put, read=read, say=said.append))
     assert not any(left.values())
     return arguments, then, names, said
 
@@ -46,20 +47,20 @@ ALL = ["file", "preset", "data", "machines", "stages", "method", "seed"]
 
 
 def test_enter_takes_every_default() -> None:
-    arguments, then, names, said = answered(questions())
+    arguments, then, names, said = answered()
     assert (arguments, then, names) == (["run.toml"], NEXT[SEVERAL], ALL)
     assert len(said) == len(ALL)
     assert all(sentence.strip().endswith(".") for sentence in said)
 
 
 def test_one_machine_is_asked_for_neither_stages_nor_method() -> None:
-    arguments, then, names, _ = answered(questions(), machines=ONE)
+    arguments, then, names, _ = answered(machines=ONE)
     assert (arguments, then) == (["run.toml"], NEXT[ONE])
     assert names == ["file", "preset", "data", "machines", "seed"]
 
 
 def test_stages_average_in_one_way_so_it_is_not_asked_for() -> None:
-    arguments, _, names, said = answered(questions(), preset="1b", stages="2")
+    arguments, _, names, said = answered(preset="1b", stages="2")
     assert arguments == ["run.toml", "--preset", "1b", "--stages", "2"]
     assert "method" not in names
     assert any("too large for one machine" in s and "GPU" in s and "GB" in s for s in said)
@@ -67,7 +68,7 @@ def test_stages_average_in_one_way_so_it_is_not_asked_for() -> None:
 
 def test_answers_become_arguments_of_the_same_run_spec() -> None:
     given = {"preset": "125m", "data": "text:my books/*.txt", "method": "diloco", "seed": "7"}
-    arguments, *_ = answered(questions(), file="mine.toml", **given)
+    arguments, *_ = answered(file="mine.toml", **given)
     assert CliRunner().invoke(app, ["new", *arguments]).exit_code == 0
     assert parse_toml(Path("mine.toml").read_text()) == preset_spec(
         "125m", "diloco", data="text:my books/*.txt", seed=7
@@ -89,7 +90,7 @@ def test_answers_become_arguments_of_the_same_run_spec() -> None:
     ],
 )
 def test_a_wrong_answer_is_asked_for_again_with_the_reason(name, wrong, right, reason) -> None:
-    arguments, _, names, said = answered(questions(), **{name: f"{wrong}\n{right}"})
+    arguments, _, names, said = answered(**{name: f"{wrong}\n{right}"})
     assert names.count(name) == 2
     assert reason in said[ALL.index(name) + 1]
     assert wrong not in arguments
@@ -101,7 +102,7 @@ def test_a_file_that_is_there_is_not_proposed_nor_taken() -> None:
     assert free_name(Path()) == "run-2.toml"
     with pytest.raises(ConfigError, match="exists already: use another name"):
         check_file("run.toml")
-    assert answered(questions())[0] == ["run-2.toml"]
+    assert answered()[0] == ["run-2.toml"]
 
 
 # --- in a real terminal ---------------------------------------------------------------------------

@@ -292,7 +292,7 @@ def test_unknown_variables_are_refused_by_every_command(daemon, monkeypatch) -> 
     for command in (["start", run_toml()], ["join"], ["status"], ["leave"]):
         result = loco(*command)
         assert result.exit_code == 2
-        assert "LOCO_BOOSTRAP; did you mean LOCO_BOOTSTRAP" in result.stderr
+        assert "LOCO_BOOSTRAP; did you mean 'LOCO_BOOTSTRAP'" in result.stderr
 
 
 def test_a_second_daemon_is_told_who_holds_the_home(daemon, tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ async def test_from_a_daemon_that_has_no_state_yet_the_checkpoint_is_exported(
     """As from one that looks who else is back."""
     keep(home, 200, 2.0)
     looks = SimpleNamespace(training=None)
-    handlers = ControlRequests(cast(Any, looks), cast(Any, None)).handlers()
+    handlers = ControlRequests(cast(Any, looks)).handlers()
     with (
         tempfile.TemporaryDirectory(prefix="loco-test-") as sockets,
         monkeypatch.context() as patched,

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from peer.cli.app import SHELLS, app
 from peer.cli.new import ALL_PRESETS, METHODS, OPTIMIZERS
-from peer.cli.options import COMMANDS, EXAMPLES, GROUPS
+from peer.cli.options import COMMANDS, EXAMPLES, GROUPS, NEXT, examples_of
 from peer.options.config import OPTIONS, check_given
 from peer.options.values import TRACKERS, Cloud, LogFormat
 from protocol.wire.versions import SPOKEN
@@ -226,7 +226,6 @@ def test_groups_name_what_is_there() -> None:
 
 
 # --- examples -------------------------------------------------------------------------------------
-ALL_EXAMPLES = [line for lines, _ in EXAMPLES.values() for line in lines]
 README = Path(__file__).resolve().parents[3] / "README.md"
 IN_README = re.findall(r"^ {4}(?:\$ )?(loco-peer .*)$", README.read_text(), re.MULTILINE)
 
@@ -243,7 +242,7 @@ def parsed(line: str) -> dict[str, Any]:
     return given
 
 
-@pytest.mark.parametrize("line", dict.fromkeys([*ALL_EXAMPLES, *IN_README]))
+@pytest.mark.parametrize("line", dict.fromkeys([*EXAMPLES, *IN_README]))
 def test_examples_can_be_parsed(line: str) -> None:
     assert parsed(line) is not None
 
@@ -263,22 +262,24 @@ def test_an_example_that_is_wrong_would_be_found(line: str, why: str) -> None:
 
 
 def test_each_command_shows_one_to_three_examples_of_its_own() -> None:
-    assert set(EXAMPLES) == set(typer.main.get_group(app).commands)
-    for name, (lines, then) in EXAMPLES.items():
+    commands = set(typer.main.get_group(app).commands)
+    assert {line.split()[1] for line in EXAMPLES} == commands
+    assert set(NEXT) < commands
+    for name in commands:
+        lines = examples_of(name)
         title = "Examples" if len(lines) > 1 else "Example"
         shown = "".join(f"  {line}\n" for line in lines)
         assert 1 <= len(lines) <= 3
-        assert all(line.split()[1] == name for line in lines)
-        following = f"\nNext: {then}\n" if then else ""
+        following = f"\nNext: {NEXT[name]}\n" if name in NEXT else ""
         assert help_of(name).endswith(f"{title}:\n{shown}{following}")
 
 
 def test_commands_of_the_readme_stand_in_the_help_in_the_same_words() -> None:
     assert len(IN_README) > 5
-    assert [line for line in IN_README if line not in ALL_EXAMPLES] == []
+    assert [line for line in IN_README if line not in EXAMPLES] == []
 
 
-@pytest.mark.parametrize("line", EXAMPLES["new"][0])
+@pytest.mark.parametrize("line", examples_of("new"))
 def test_examples_of_new_write_a_file(tmp_path, monkeypatch, line: str) -> None:
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, shlex.split(line)[1:]).exit_code == 0

@@ -29,7 +29,6 @@ from peer.options.config import ConfigError, PeerConfig, load_config
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import NotAgreed
 from peer.options.values import TRACKERS
-from peer.runtime.work import RealEntropy
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import Home, HomeError, OtherRun
 from protocol.errors import InvalidRunSpec
@@ -58,7 +57,7 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     async def live(config: PeerConfig, spec: RunSpec | None, home: Home) -> ExitCode:
         await trio.lowlevel.checkpoint()
-        identity = load_or_create(home.identity_path, RealEntropy())
+        identity = load_or_create(home.identity_path)
         daemon = daemon_of(config, home)
         founder = daemon._keys(identity, spec).founder
         kind: Any = daemon._entry(spec)

@@ -65,7 +65,7 @@ def test_a_model_for_which_all_is_alike_takes_the_shorter_answer(export: Path, t
     assert "letters  acc          1.0000 +- 0.0000" in half.stdout
     unknown = loco("eval", "--tasks", "leters", "--hf", str(export), "--task-files", str(tasks))
     assert unknown.exit_code == ExitCode.USAGE
-    assert "lm-eval knows no task 'leters'; did you mean letters" in unknown.stderr
+    assert "lm-eval knows no task 'leters'; did you mean 'letters'" in unknown.stderr
 
 
 @pytest.mark.slow

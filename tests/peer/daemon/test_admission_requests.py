@@ -4,7 +4,6 @@ import pytest
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.control_requests import ControlRequests, named_peer
-from peer.runtime.work import SimulatedEntropy
 from peer.simulation.swarm import SimulatedPeer, identity_of, open_swarm
 from protocol.errors import LocoError
 from protocol.names import short_id
@@ -13,7 +12,7 @@ ONE, OTHER = "12D3KooWAAAABBBB", "12D3KooWCCCCBBBB"
 
 
 def requests(peer: SimulatedPeer) -> ControlRequests:
-    return ControlRequests(peer.peer, SimulatedEntropy(1))
+    return ControlRequests(peer.peer)
 
 
 def test_the_end_of_an_id_is_enough_where_one_peer_is_meant() -> None:

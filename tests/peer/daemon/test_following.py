@@ -10,7 +10,6 @@ from peer.daemon.control_requests import ControlRequests
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain
-from peer.runtime.work import SimulatedEntropy
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, identity_of, open_swarm
 from peer.state.kept_files import AdmissionFile
@@ -25,7 +24,7 @@ FOLLOWER = Machine(follows=True)
 
 
 async def name_successor(peer: SimulatedPeer, run_id: str = NEXT) -> None:
-    requests = ControlRequests(peer.peer, SimulatedEntropy(1))
+    requests = ControlRequests(peer.peer)
     await requests.name_successor({"run_id": run_id, "address": ADDRESS})
 
 

@@ -54,7 +54,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 @asynccontextmanager
 async def real_network(folder: Path, name: str, **options: Any) -> AsyncIterator[Libp2pNetwork]:
     """A real network with the identity called `name`."""
-    load_or_create(folder / f"{name}.key", SeededEntropy(name))
+    load_or_create(folder / f"{name}.key", SeededEntropy(name).token_bytes)
     async with open_libp2p_network(
         folder / f"{name}.key",
         runtime_dir=folder,

@@ -10,7 +10,7 @@ from network_worlds import SeededEntropy
 from peer.network.identity import Identity, IdentityUnusable, load, load_or_create
 from protocol.membership.records import verify_with_peer_id
 
-ENTROPY = SeededEntropy("identity")
+ENTROPY = SeededEntropy("identity").token_bytes
 
 
 def made(tmp_path: Path) -> Path:
@@ -22,8 +22,8 @@ def made(tmp_path: Path) -> Path:
 def test_the_file_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
     path = made(tmp_path)
     before = path.read_bytes()
-    again = load_or_create(path, SeededEntropy("another"))
-    assert again.peer_id == Identity(ENTROPY.token_bytes(32)).peer_id
+    again = load_or_create(path, SeededEntropy("another").token_bytes)
+    assert again.peer_id == Identity(ENTROPY(32)).peer_id
     assert path.read_bytes() == before
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(path.parent.iterdir()) == [path]
@@ -33,7 +33,7 @@ def test_the_file_is_libp2ps_marshalled_key(tmp_path: Path) -> None:
     identity = load(made(tmp_path))
     data = made(tmp_path).read_bytes()
     assert data[:4] == bytes.fromhex("08011240")
-    assert data[4:36] == ENTROPY.token_bytes(32)
+    assert data[4:36] == ENTROPY(32)
     assert data[36:] == identity.public_key
 
 

@@ -11,7 +11,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from peer.content.state_file import write_state
 from peer.network.identity import load_or_create
 from peer.observe.events import LineFile
-from peer.runtime.work import RealEntropy
 from peer.state.checkpoints import OUTER_FILE, TRAINER_FILE, CheckpointStore, Manifest, write_outer
 from peer.state.export import export_hugging_face
 from peer.state.home import Home
@@ -40,7 +39,7 @@ def fill(home: Home, texts: Path) -> None:
     home.next_incarnation()
     home.keep_port("listen", 31337)
     for path in (home.identity_path, home.founder_key_path):
-        load_or_create(path, RealEntropy())
+        load_or_create(path)
     AdmissionFile(home.admission_path).write(KeptAdmission("run", b"secret"))
     LineFile(home.event_log_path).write_line(b"{}\n")
     texts.mkdir()

@@ -8,7 +8,6 @@ import pytest
 from checkpoint_worlds import write
 
 from peer.network.identity import Identity, load_or_create
-from peer.runtime.work import RealEntropy
 from peer.state.checkpoints import MANIFEST_FILE, OUTER_FILE, CheckpointStore
 from peer.state.home import Home, OtherRun
 from peer.state.kept_files import AdmissionFile, KeptAdmission
@@ -56,8 +55,8 @@ class Uploaded:
         self.home.prepare()
         self.url = url
         spec = as_run(frozen(folder / "texts", self.home.cache_dir))
-        founder: Identity = load_or_create(self.home.founder_key_path, RealEntropy())
-        load_or_create(self.home.identity_path, RealEntropy())
+        founder: Identity = load_or_create(self.home.founder_key_path)
+        load_or_create(self.home.identity_path)
         self.signed = SignedSpec.signed_by(spec, founder.public_key, founder.sign)
         self.home.bind_run(self.signed)
         kept = KeptAdmission(self.signed.run_id, SECRET, b"own pass", (b"statement",))
@@ -189,7 +188,7 @@ def test_a_home_whose_own_checkpoints_are_all_torn_is_filled(uploaded, empty):
 @pytest.mark.parametrize("has_checkpoint", [True, False])
 def test_a_home_of_another_run_stays_as_it_is(uploaded, empty, has_checkpoint):
     uploaded.upload(10)
-    key = load_or_create(empty.founder_key_path, RealEntropy())
+    key = load_or_create(empty.founder_key_path)
     other = SignedSpec.signed_by(uploaded.signed.spec(), key.public_key, key.sign)
     empty.bind_run(other)
     if has_checkpoint:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.runtime.child_frames import MAX_FRAME_BYTES, FrameDecoder, PipeError, encode
+from peer.runtime.child_frames import FrameDecoder, PipeError, encode
 from peer.training import pipe
 from peer.training.messages import (
     Begin,
@@ -25,6 +25,7 @@ from peer.training.messages import (
     TrainerSettings,
     TrainRound,
 )
+from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES
 from protocol.microbatch.trainer_messages import (
     Begun,
     Filled,
@@ -93,9 +94,9 @@ def test_anything_else_is_refused(tree):
 
 def test_a_frame_over_the_bound_is_refused_before_it_is_read():
     with pytest.raises(PipeError, match="allowed"):
-        list(FrameDecoder(ALL).feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big")))
+        list(FrameDecoder(ALL).feed((MAX_CONTROL_PAYLOAD_BYTES + 1).to_bytes(4, "big")))
     with pytest.raises(PipeError, match="allowed"):
-        encode(Load("x" * MAX_FRAME_BYTES))
+        encode(Load("x" * MAX_CONTROL_PAYLOAD_BYTES))
 
 
 @pytest.mark.parametrize("message", MESSAGES)
