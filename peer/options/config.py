@@ -175,7 +175,6 @@ class PeerConfig:
     follow: bool = _flag(
         OptionGroup.RUN,
         "When the run is over, join the one in which its founder goes on with the model.",
-        see="See [peers that follow](recipes/go-on.md#peers-that-follow).",
     )
     exit_when_done: bool = _flag(
         OptionGroup.RUN, "Exit at the end of the run instead of serving its state."
