@@ -102,6 +102,7 @@ class Posts:
                 try:
                     async with await self._open(peer_id) as talk:
                         await talk.send(*first, stall_s=STALL_S)
+                        del first  # lent memory, which the stream would keep as long as it lasts
                         async for message, payload in take:
                             await talk.send(message, payload, stall_s=STALL_S)
                 except LocoError:
