@@ -192,9 +192,8 @@ class _Daemon:
         run_id, address = followed
 
         def move(successor: SignedSpec) -> None:
-            home.put_run_away()
-            home.bind_run(successor)
-            home.follow(run_id, address)
+            home.follow(run_id, address)  # first: what is cut off from here on goes on there
+            home.put_run_away(successor)
 
         return None if run_id == signed.run_id else Following(run_id, move)
 
