@@ -198,8 +198,13 @@ class _Daemon:
         return None if run_id == signed.run_id else Following(run_id, move)
 
     def _follows(self, successor: Successor) -> bool:
-        """Once: two runs that name each other are not followed in turn."""
-        return self._config.follow and not self._home.has_left(successor.run_id)
+        """Once: two runs that name each other are not followed in turn. Never a run's founder:
+
+        the others hear from it where to go, and its key would be put away with the run.
+        """
+        home = self._home
+        founds, left = home.founder_key_path.exists(), home.has_left(successor.run_id)
+        return self._config.follow and not founds and not left
 
     def _command(self, name: str) -> str:
         """A command for this home, as its owner would type it."""
