@@ -41,6 +41,7 @@ from peer.state.kept_files import Acquaintances, AdmissionFile, Pins
 from peer.state.uploads import UploadFailed, Uploads
 from peer.training.child_process import SpareChild
 from protocol.admission.statements import Successor
+from protocol.errors import InvalidRunSpec
 from protocol.membership.dial_back import host_and_port
 from protocol.membership.view import Roster
 from protocol.names import short_id
@@ -192,6 +193,8 @@ class _Daemon:
         run_id, address = followed
 
         def move(successor: SignedSpec) -> None:
+            if successor.spec().experts:  # what one of them takes is known when it is chosen
+                raise InvalidRunSpec("the run that follows has experts: join it in another --home")
             home.follow(run_id, address)  # first: what is cut off from here on goes on there
             home.put_run_away(successor)
 

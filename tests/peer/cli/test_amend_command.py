@@ -148,6 +148,14 @@ def test_a_successor_is_named_by_a_home_whose_daemon_says_how_it_is_joined(
         refused = loco(tmp_path, "--successor", str(other.root), *given)
         assert (refused.exit_code, len(asked)) == (ExitCode.USAGE, 2), given
         assert "give it alone" in refused.stderr
+    several = Home(tmp_path / "several")
+    several.prepare()
+    names = '[[experts]]\nname = "all"\n[[experts]]\nname = "code"\nsource = "text:code/*"\n'
+    experts = parse_toml(f'name = "more"\n{names}')
+    several.bind_run(SignedSpec.signed_by(experts, signed.founder_public_key, key.sign))
+    refused = loco(tmp_path, "--successor", str(several.root))
+    assert (refused.exit_code, len(asked)) == (ExitCode.USAGE, 2)
+    assert "is of a run with experts" in refused.stderr
     of_itself = loco(other.root, "--successor", str(other.root))
     assert (of_itself.exit_code, len(asked)) == (ExitCode.USAGE, 2)
     assert "is of this very run; name the home of a peer" in of_itself.stderr

@@ -539,9 +539,11 @@ def test_who_follows_and_agrees_goes_on_to_follow(
 # --- a run that follows ---------------------------------------------------------------------------
 
 
-def signed_of(tmp_path: Path, name: str) -> SignedSpec:
+def signed_of(tmp_path: Path, name: str, more: str = "") -> SignedSpec:
     founder = Identity(name[:1].encode() * 32)
-    spec = read_spec(toml_of(tmp_path, name))
+    path = toml_of(tmp_path, name)
+    path.write_text(path.read_text() + more)
+    spec = read_spec(path)
     return SignedSpec.signed_by(spec, founder.public_key, founder.sign)
 
 
@@ -565,6 +567,11 @@ def test_a_home_follows_once_and_comes_back_to_where_it_went(home: Home, tmp_pat
     assert following.run_id == second.run_id
     again: Any = daemon_of(config, home)._entry(None)
     assert (again.func, again.args[0]) == (come_back, first), "it was not there: back, and anew"
+
+    names = '[[experts]]\nname = "all"\n[[experts]]\nname = "code"\nsource = "text:code/*"\n'
+    with pytest.raises(InvalidRunSpec, match="experts: join it in another --home"):
+        following.move(signed_of(tmp_path, "third", names))
+    assert home.run() == first
 
     following.move(second)
     assert home.run() == second
