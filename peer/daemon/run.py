@@ -201,9 +201,9 @@ class _Daemon:
         return None if run_id == signed.run_id else Following(run_id, move)
 
     def _follows(self, successor: Successor) -> bool:
-        """Once: two runs that name each other are not followed in turn. Never a run's founder:
+        """Once: two runs that name each other are not followed in turn.
 
-        the others hear from it where to go, and its key would be put away with the run.
+        A run's founder stays: others hear from it where to go, and its key is put away with a run.
         """
         home = self._home
         founds, left = home.founder_key_path.exists(), home.has_left(successor.run_id)
