@@ -584,7 +584,7 @@ def test_a_home_follows_once_and_comes_back_to_where_it_went(home: Home, tmp_pat
     named.run_id = "ef" * 16
     assert daemon_of(config, home)._follows(named)
     assert not daemon_of(plain, home)._follows(named)
-    load_or_create(home.founder_key_path, RealEntropy())
+    home.founder_key_path.touch()
     assert not daemon_of(config, home)._follows(named), "a founder stays, and tells the others"
 
     home.put_run_away()  # --new-run
