@@ -308,6 +308,8 @@ def amend(
     if show:
         show_amendments(home_of(home))
     elif successor is not None:
+        if run_toml is not None or at_round is not None or dry_run:
+            raise ConfigError("--successor names the next run, and changes nothing: give it alone")
         name_successor(home_of(home), home_of(successor))
     else:
         amend_run(home_of(home), run_toml, at_round, dry_run=dry_run)

@@ -212,12 +212,29 @@ def amend_run(home: Home, run_toml: Path | None, at_round: int | None, *, dry_ru
 
 
 def name_successor(home: Home, other: Home) -> None:
-    """Name the run of another home here as what follows; its daemon says by which address."""
-    name, status = run_of(other).name, told(other, "status")
-    run_id, address = status["run_id"], status["address"]
+    """Name the run of another home here as what follows; its daemon says by which address.
+
+    Raises ConfigError: that home is of no other run.
+    """
+    own, signed = home.run(), other.run()
+    if (why := _why_none_follows(own, signed)) is not None:
+        raise ConfigError(
+            f"--successor: {other.root} {why}; name the home of a peer that trains the next one"
+        )
+    assert signed is not None
+    status = told(other, "status")
+    run_id, address = signed.run_id, status["address"]
     told(home, "name_successor", run_id=run_id, address=address)
-    print(f"peers with --follow join '{name}' ({run_id}) when this run is over, by")
+    print(f"peers with --follow join '{signed.spec().name}' ({run_id}) when this run is over, by")
     print(f"  {address} (reachable from {status['reachable_from']})")
+
+
+def _why_none_follows(own: SignedSpec | None, other: SignedSpec | None) -> str | None:
+    if other is None:
+        return "belongs to no run yet"
+    if own is not None and own.run_id == other.run_id:
+        return "is of this very run"
+    return "is of a run with experts, which is joined by hand" if other.spec().experts else None
 
 
 def show_amendments(home: Home) -> None:

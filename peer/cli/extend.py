@@ -14,7 +14,7 @@ from peer.state.kept_files import AdmissionFile
 from peer.training.corpus.folder import kept_corpus
 from protocol.admission.register import Mode, Register
 from protocol.admission.statements import is_successor
-from protocol.run.amendments import is_amendment
+from protocol.run.amendments import AmendedSpec, is_amendment
 from protocol.run.run_spec import CONVERSATIONS, RunSpec, validated
 
 from .client import run_of, spec_of
@@ -37,7 +37,7 @@ def extend_run(
     parent, folder = spec_of(home), run_toml.with_suffix("").absolute()
     _check(home, parent, run_toml, folder, data, force=force)
     spec = successor(parent, folder, data, steps, replay, _old_texts(home, parent))
-    spec = _admitting(spec, _guests(home))
+    spec = _admitting(spec, *_admission(home))
     from .export_experts import export_run  # imports torch, so wrong options are told before
 
     export_run(home, folder, None, swarm=False, as_moe=False)
@@ -72,27 +72,30 @@ def _old_texts(home: Home, parent: RunSpec) -> str:
     return parent.data.source if whole is None else f"tokens:{whole}"
 
 
-def _guests(home: Home) -> set[str]:
-    """The peers that this home's run has admitted by a word or an invitation; none if it is open.
+def _admission(home: Home) -> tuple[Mode, set[str]]:
+    """How this home's run admits peers by now, and whom by a word, a list or an invitation.
 
     A peer that follows comes with its own identity, and has no invitation to the new run.
     """
     signed, kept = home.run(), AdmissionFile(home.admission_path).read()
     assert signed is not None
-    mode = Mode(signed.spec().admission.mode)
-    register = Register(mode, signed.run_id, signed.founder_public_key, ())
+    spec, run_id, founder = signed.spec(), signed.run_id, signed.founder_public_key
+    amended, listed = AmendedSpec(spec, run_id, founder), spec.admission.peers
+    register = Register(Mode(spec.admission.mode), run_id, founder, listed)
     for statement in kept.statements:
-        if not (is_amendment(statement) or is_successor(statement)):
+        if is_amendment(statement):
+            amended.take(statement)
+        elif not is_successor(statement):
             register.take(statement)
-    return {peer_id for peer_id in register.known_peers if register.fault(peer_id) is None}
+    register.mode = Mode(amended.last.admission.mode)
+    known = register.known_peers.union(listed)
+    return register.mode, {peer_id for peer_id in known if register.fault(peer_id) is None}
 
 
-def _admitting(spec: RunSpec, guests: set[str]) -> RunSpec:
+def _admitting(spec: RunSpec, mode: Mode, guests: set[str]) -> RunSpec:
     """Raises InvalidRunSpec: those are too many."""
-    if Mode(spec.admission.mode) is Mode.OPEN:
-        return spec
     tree: dict[str, Any] = spec.model_dump(exclude_none=True)
-    tree["admission"]["peers"] = sorted(guests.union(spec.admission.peers))
+    tree["admission"] |= {"mode": mode, "peers": [] if mode is Mode.OPEN else sorted(guests)}
     return validated(tree)
 
 

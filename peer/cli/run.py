@@ -105,7 +105,8 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
         where = config.origins["export-when-done"]
         check_folder(config.export_when_done, f"export-when-done ({where})")
     _check_track(config)
-    config = _as_followed(config, home)
+    if start is None or not start.new_run:
+        config = _as_followed(config, home)
     if config.verbose:
         print(*config.describe(), sep="\n", file=sys.stderr)
     home.prepare()

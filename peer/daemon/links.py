@@ -47,6 +47,7 @@ from protocol.limits import (
 )
 from protocol.membership.book import Budget, Fault, PeerBook, prefix_of
 from protocol.membership.view import Member, Progress, Roster
+from protocol.outcomes import RefusalReason
 from protocol.wire.messages import (
     AliveReply,
     AskAlive,
@@ -368,6 +369,8 @@ class Links:
     def _note_company(self) -> None:
         """Note the peers that others can link with and we cannot, and those that refuse us."""
         company, failures, now_s = self._facts.company, self.dialler.failures, trio.current_time()
+        if self._facts.over and self._facts.successor is not None:
+            self.dialler.forget_those_in_another_run()  # as it is meant to be
         refusals = self.dialler.refusals
         company.refusing = {peer_id: each.sentence for peer_id, each in refusals.items()}
         links = self._all()
@@ -474,6 +477,12 @@ class Dialler:
         self.book.linked(peer_id)
         self.failures.pop(peer_id, None)
         self.refusals.pop(peer_id, None)
+
+    def forget_those_in_another_run(self) -> None:
+        for peer_id, refused in list(self.refusals.items()):
+            if refused.reason is RefusalReason.OTHER_RUN:
+                del self.refusals[peer_id]
+                self.roster.forget(peer_id)
 
     def look(
         self, nursery: trio.Nursery, now_s: float, linked: Collection[PeerId], room: int

@@ -42,6 +42,7 @@ from peer.state.kept_files import Acquaintances, AdmissionFile, Pins
 from peer.state.uploads import UploadFailed, Uploads
 from peer.training.child_process import SpareChild
 from protocol.admission.statements import Successor
+from protocol.errors import InvalidRunSpec
 from protocol.membership.dial_back import host_and_port
 from protocol.membership.view import Roster
 from protocol.names import short_id
@@ -189,15 +190,21 @@ class _Daemon:
         run_id, address = followed
 
         def move(successor: SignedSpec) -> None:
-            home.put_run_away()
-            home.bind_run(successor)
-            home.follow(run_id, address)
+            if successor.spec().experts:  # what one of them takes is known when it is chosen
+                raise InvalidRunSpec("the run that follows has experts: join it in another --home")
+            home.follow(run_id, address)  # first: what is cut off from here on goes on there
+            home.put_run_away(successor)
 
         return None if run_id == signed.run_id else Following(run_id, move)
 
     def _follows(self, successor: Successor) -> bool:
-        """Once: two runs that name each other are not followed in turn."""
-        return self.config.follow and not self.home.has_left(successor.run_id)
+        """Once: two runs that name each other are not followed in turn.
+
+        A run's founder stays: others hear from it where to go, and its key is put away with a run.
+        """
+        home = self.home
+        founds, left = home.founder_key_path.exists(), home.has_left(successor.run_id)
+        return self.config.follow and not founds and not left
 
     def _command(self, name: str) -> str:
         """A command for this home, as its owner would type it."""

@@ -89,6 +89,17 @@ def parse_run(data: bytes) -> SignedSpec:
     return signed
 
 
+def run_file(signed: SignedSpec) -> bytes:
+    """What `parse_run` reads."""
+    fields = {
+        "run_id": signed.run_id,
+        "founder": signed.founder_public_key.hex(),
+        "spec": signed.spec_bytes.decode(),
+        "signature": signed.signature.hex(),
+    }
+    return json.dumps(fields, indent=1).encode()
+
+
 def _owner_sentence(root: Path, error: OSError) -> str:
     """Advice about a folder of another user, as volumes of containers often are."""
     try:
@@ -341,18 +352,13 @@ class Home:
                 " give this run a --home of its own, or change the run that is there with"
                 " `loco-peer amend`"
             )
-        fields = {
-            "run_id": signed.run_id,
-            "founder": signed.founder_public_key.hex(),
-            "spec": signed.spec_bytes.decode(),
-            "signature": signed.signature.hex(),
-        }
-        replace_small(self.run_path, json.dumps(fields, indent=1).encode())
+        replace_small(self.run_path, run_file(signed))
 
-    def put_run_away(self) -> Path | None:
+    def put_run_away(self, successor: SignedSpec | None = None) -> Path | None:
         """Make room for another run: move what belongs to this one to a folder of `old-runs`.
 
-        The founder's key goes with it: one spec signed by one key is one run. Returns the folder;
+        The founder's key goes with it: one spec signed by one key is one run. Where a `successor`
+        takes its place, the home is of one of the two whenever that is cut off. Returns the folder;
         None where there is no run. Raises HomeError.
         """
         signed = self.run()
@@ -370,8 +376,12 @@ class Home:
             ):
                 if path.exists():
                     path.replace(old / path.name)
-            self.successor_path.unlink(missing_ok=True)
-            self.run_path.replace(old / self.run_path.name)  # last: until then it is the home's run
+            if successor is None:
+                self.successor_path.unlink(missing_ok=True)
+                self.run_path.replace(old / self.run_path.name)  # last: until then it is the home's
+            else:
+                replace_file(old / self.run_path.name, run_file(signed))
+                replace_file(self.run_path, run_file(successor))
         except OSError as error:
             raise HomeError(f"cannot move the run's files to {old}: {error.strerror}") from error
         return old

@@ -44,7 +44,7 @@ import msgpack
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from protocol.address.multiaddr import InvalidAddress, split_peer_id
+from protocol.address.multiaddr import InvalidAddress, split_peer_id, to_bytes
 from protocol.address.peer_id import (
     PUBLIC_KEY_BYTES,
     SIGNATURE_BYTES,
@@ -183,6 +183,7 @@ class Successor:
 def _check_names_peer(address: str) -> None:
     """Raises RemoteProtocolError: this does not say which peer answers there."""
     try:
+        to_bytes(address)
         names_peer = split_peer_id(address)[1] is not None
     except InvalidAddress as error:
         raise RemoteProtocolError(str(error)) from error

@@ -41,6 +41,7 @@ def test_the_longest_address_has_room() -> None:
         ["successor", RUN, 1, "../../" + NEXT[6:], ADDRESS, SIGNER],
         ["successor", RUN, 1, NEXT, "/ip4/203.0.113.5/tcp/31337", SIGNER],  # anybody there
         ["successor", RUN, 1, NEXT, "203.0.113.5:31337", SIGNER],
+        ["successor", RUN, 1, NEXT, ADDRESS.replace("203.0.113.5", "203.0 113.5"), SIGNER],
         ["successor", RUN, 1, NEXT, ADDRESS, SIGNER[1:]],
         ["successor", RUN, 1, NEXT, ADDRESS],
         ["ruling", RUN, 1, NEXT, ADDRESS, SIGNER],

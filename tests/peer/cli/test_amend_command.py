@@ -125,7 +125,7 @@ def test_a_successor_is_named_by_a_home_whose_daemon_says_how_it_is_joined(
 ) -> None:
     key = Ed25519PrivateKey.from_private_bytes(bytes(32))
     other, asked = Home(tmp_path / "next"), []
-    status = {"run_id": "cd" * 16, "address": "/ip4/8.8.8.8/tcp/1/p2p/x", "reachable_from": "here"}
+    status = {"run_id": None, "address": "/ip4/8.8.8.8/tcp/1/p2p/x", "reachable_from": "here"}
 
     async def answer(home: Home, request: str, timeout_s: float, **arguments: Any) -> Any:
         asked.append((home.root, request, arguments))
@@ -137,9 +137,25 @@ def test_a_successor_is_named_by_a_home_whose_daemon_says_how_it_is_joined(
     assert "belongs to no run yet" in ran.stderr
     spec = parse_toml('name = "more"')
     other.prepare()
-    other.bind_run(SignedSpec.signed_by(spec, key.public_key().public_bytes_raw(), key.sign))
+    signed = SignedSpec.signed_by(spec, key.public_key().public_bytes_raw(), key.sign)
+    other.bind_run(signed)  # its daemon is starting, and has not come to it
     ran = loco(tmp_path, "--successor", str(other.root))
     assert ran.exit_code == ExitCode.OK, ran.stderr
-    told = {key: status[key] for key in ("run_id", "address")}
+    told = {"run_id": signed.run_id, "address": status["address"]}
     assert asked == [(other.root, "status", {}), (tmp_path, "name_successor", told)]
-    assert f"peers with --follow join 'more' ({'cd' * 16})" in ran.output
+    assert f"peers with --follow join 'more' ({signed.run_id})" in ran.output
+    for given in (["--dry-run"], ["--at-round", "9"], [written(tmp_path, "seed = 1")]):
+        refused = loco(tmp_path, "--successor", str(other.root), *given)
+        assert (refused.exit_code, len(asked)) == (ExitCode.USAGE, 2), given
+        assert "give it alone" in refused.stderr
+    several = Home(tmp_path / "several")
+    several.prepare()
+    names = '[[experts]]\nname = "all"\n[[experts]]\nname = "code"\nsource = "text:code/*"\n'
+    experts = parse_toml(f'name = "more"\n{names}')
+    several.bind_run(SignedSpec.signed_by(experts, signed.founder_public_key, key.sign))
+    refused = loco(tmp_path, "--successor", str(several.root))
+    assert (refused.exit_code, len(asked)) == (ExitCode.USAGE, 2)
+    assert "is of a run with experts" in refused.stderr
+    of_itself = loco(other.root, "--successor", str(other.root))
+    assert (of_itself.exit_code, len(asked)) == (ExitCode.USAGE, 2)
+    assert "is of this very run; name the home of a peer" in of_itself.stderr

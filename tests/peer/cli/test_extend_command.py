@@ -7,7 +7,7 @@ import pytest
 from test_export_command import SPEC, home_of, keep, loco
 from transformers import AutoModelForCausalLM
 
-from peer.cli.extend import _admitting, _guests, successor
+from peer.cli.extend import _admission, _admitting, successor
 from peer.cli.new import EXTENDED, EXTENDED_LINES, preset_spec, toml_of
 from peer.network.identity import Identity
 from peer.options.exit_codes import ExitCode
@@ -16,7 +16,7 @@ from peer.state.kept_files import AdmissionFile, KeptAdmission
 from peer.training.corpus.folder import prepare_corpus
 from peer.training.init_from import with_checkpoint
 from protocol.admission.statements import Ruling, Token, Verdict
-from protocol.run.amendments import TOTAL_STEPS, Amendment
+from protocol.run.amendments import MODE, TOTAL_STEPS, Amendment
 from protocol.run.run_spec import RunSpec, parse_toml, validated
 from protocol.run.signed_spec import SignedSpec
 
@@ -59,31 +59,36 @@ def test_what_the_founders_machine_found_out_of_the_parent_is_left_out() -> None
     assert (child.admission.mode, child.admission.secret_digest) == ("invite", None)
 
 
-def test_the_guests_of_a_private_run_are_on_the_list_of_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["invite", "list", "open"])
+@pytest.mark.parametrize("founded", ["invite", "list", "open"])
+def test_the_guests_of_a_private_run_are_on_the_list_of_the_next(
+    tmp_path: Path, founded: str, mode: str
+) -> None:
     """They come with their identities, and an invitation is good for one run."""
-    founder, guest, banned, other = (Identity(bytes([number]) * 32) for number in range(1, 5))
-    spec = validated(preset_spec("demo").model_dump() | {"admission": {"mode": "invite"}})
+    founder, guest, banned, other, listed = (Identity(bytes([each]) * 32) for each in range(1, 6))
+    peers = [] if founded == "open" else [banned.peer_id, listed.peer_id]
+    admission = {"mode": founded, "peers": peers}
+    spec = validated(preset_spec("demo").model_dump() | {"admission": admission})
     signed = SignedSpec.signed_by(spec, founder.public_key, founder.sign)
     home = Home(tmp_path)
     home.prepare()
     home.bind_run(signed)
     run_id, key, sign = signed.run_id, founder.public_key, founder.sign
     token = Token.made(run_id, 2**31, 2, seed=bytes(32), signer=key, sign=sign)
+    changes = ((MODE, mode), (TOTAL_STEPS, 900))
     statements = (
         Ruling.made(run_id, Verdict.ADMIT, other.peer_id, 1, key, sign).sealed,
         Ruling.made(run_id, Verdict.BAN, banned.peer_id, 1, key, sign).sealed,
         *(token.pass_for(each.peer_id).sealed for each in (guest, banned)),
-        Amendment.made(run_id, 1, 2, ((TOTAL_STEPS, 9),), key, sign).sealed,
+        Amendment.made(run_id, 1, 2, changes, key, sign).sealed,
     )
     AdmissionFile(home.admission_path).write(KeptAdmission(signed.run_id, statements=statements))
-    guests = _guests(home)
-    assert guests == {guest.peer_id, other.peer_id}
     child = successor(spec, MODEL, "text:more/*.txt", 400, 0.1, "tokens:old")
-    listed = _admitting(child, guests)
-    assert listed.admission.peers == tuple(sorted(guests))
-    assert parse_toml(toml_of(listed, EXTENDED)) == listed
-    opened = listed.model_copy(update={"admission": preset_spec("demo").admission})
-    assert _admitting(opened, guests) is opened
+    admitting = _admitting(child, *_admission(home))
+    guests = {other.peer_id, *[guest.peer_id] * (mode == "invite"), *peers} - {banned.peer_id}
+    assert admitting.admission.mode == mode, "as it is by now"
+    assert admitting.admission.peers == (() if mode == "open" else tuple(sorted(guests)))
+    assert parse_toml(toml_of(admitting, EXTENDED)) == admitting
 
 
 @pytest.mark.parametrize("data", ["text:more/*.txt", "chat:more/*.jsonl"])

@@ -8,7 +8,9 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from errno import ENOSPC
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +31,8 @@ from peer.options.config import ConfigError, PeerConfig, load_config
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import NotAgreed
 from peer.options.values import TRACKERS
+from peer.runtime.files import replace_file
+from peer.state import home as home_file
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import Home, HomeError, OtherRun
 from protocol.errors import InvalidRunSpec
@@ -534,9 +538,11 @@ def test_who_follows_and_agrees_goes_on_to_follow(
 # --- a run that follows ---------------------------------------------------------------------------
 
 
-def signed_of(tmp_path: Path, name: str) -> SignedSpec:
+def signed_of(tmp_path: Path, name: str, more: str = "") -> SignedSpec:
     founder = Identity(name[:1].encode() * 32)
-    spec = read_spec(toml_of(tmp_path, name))
+    path = toml_of(tmp_path, name)
+    path.write_text(path.read_text() + more)
+    spec = read_spec(path)
     return SignedSpec.signed_by(spec, founder.public_key, founder.sign)
 
 
@@ -561,6 +567,11 @@ def test_a_home_follows_once_and_comes_back_to_where_it_went(home: Home, tmp_pat
     again: Any = daemon_of(config, home)._entry(None)
     assert (again.func, again.args[0]) == (come_back, first), "it was not there: back, and anew"
 
+    names = '[[experts]]\nname = "all"\n[[experts]]\nname = "code"\nsource = "text:code/*"\n'
+    with pytest.raises(InvalidRunSpec, match="experts: join it in another --home"):
+        following.move(signed_of(tmp_path, "third", names))
+    assert home.run() == first
+
     following.move(second)
     assert home.run() == second
     assert (home.old_runs_dir / first.run_id / "checkpoints/000001-step-50").is_dir()
@@ -572,6 +583,61 @@ def test_a_home_follows_once_and_comes_back_to_where_it_went(home: Home, tmp_pat
     named.run_id = "ef" * 16
     assert daemon_of(config, home)._follows(named)
     assert not daemon_of(plain, home)._follows(named)
+    home.founder_key_path.touch()
+    assert not daemon_of(config, home)._follows(named), "a founder stays, and tells the others"
 
     home.put_run_away()  # --new-run
     assert home.followed() is None
+
+
+@pytest.mark.parametrize("writes", range(4))
+def test_a_home_that_goes_over_is_of_one_of_both_runs_whenever_the_disk_is_full(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    home.prepare()
+    first, second = signed_of(tmp_path, "first"), signed_of(tmp_path, "second")
+    home.bind_run(first)
+    keep_a_checkpoint(home)
+    given = {"home": home.root, "bootstrap": ["192.0.2.1:1"], "follow": True}
+    address = "/ip4/192.0.2.2/tcp/1/p2p/x"
+    home.follow(second.run_id, address)
+    entry: Any = daemon_of(load_config(given, {}), home)._entry(None)
+    left = iter(range(writes))
+
+    def replace_until_full(path: Path, data: bytes) -> None:
+        if next(left, None) is None:
+            raise OSError(ENOSPC, "No space left on device")
+        replace_file(path, data)
+
+    monkeypatch.setattr(home_file, "replace_file", replace_until_full)
+    with nullcontext() if writes == 3 else pytest.raises(HomeError, match="No space left"):
+        entry.keywords["following"].move(second)
+    monkeypatch.undo()
+    assert home.run() == (second if writes == 3 else first)
+    config = run_file._as_followed(load_config(given, {}), home)
+    again: Any = daemon_of(config, home)._entry(None)
+    if writes == 0:
+        assert (again.func, again.args[0]) == (come_back, first), "nothing has moved"
+        assert (home.checkpoints_dir / "000001-step-50").is_dir()
+    else:
+        assert address in (again.args[0] if writes < 3 else again.args[1])
+        assert again.func is (join if writes < 3 else come_back), "it goes on there"
+
+
+def test_a_home_that_followed_founds_another_run_with_the_options_that_it_is_given(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.prepare()
+    home.bind_run(signed_of(tmp_path, "first"))
+    home.follow("cd" * 16, "/ip4/192.0.2.2/tcp/1/p2p/x")
+    given: list[PeerConfig] = []
+
+    async def note(config: PeerConfig, _: RunSpec | None, home: Home) -> ExitCode:
+        await trio.lowlevel.checkpoint()
+        given.append(config)
+        return ExitCode.OK
+
+    monkeypatch.setattr(run_file, "_run_daemon", note)
+    config = load_config({"home": home.root, "follow": True, "data": "stdlib"}, {})
+    run_peer(config, Start(toml_of(tmp_path, "second"), new_run=True))
+    assert [(each.data, each.bootstrap) for each in given] == [("stdlib", ())]

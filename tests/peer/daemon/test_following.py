@@ -4,18 +4,23 @@ from dataclasses import replace
 
 import pytest
 import trio
-from swarm_worlds import simulated, start, toy_spec
+from swarm_worlds import HOUR_S, simulated, start, toy_spec
 
 from peer.daemon.control_requests import ControlRequests
 from peer.facts import PeerState
+from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain
+from peer.runtime import Stream
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, identity_of, open_swarm
 from peer.state.kept_files import AdmissionFile
+from protocol.address.multiaddr import split_peer_id
 from protocol.admission.statements import Successor, is_successor
 from protocol.errors import LocoError, RemoteProtocolError
-from protocol.wire.messages import Statements
+from protocol.outcomes import RefusalReason
+from protocol.wire.messages import Hello, Refusal, Statements
+from protocol.wire.versions import HELLO
 
 pytestmark = pytest.mark.slow
 NEXT, OTHER = "cd" * 16, "ef" * 16
@@ -69,6 +74,29 @@ async def test_a_run_that_has_ended_can_still_be_followed(tmp_path) -> None:
         await name_successor(swarm["a"])
         await swarm.until(swarm["b"].ended.is_set)
         assert followed(swarm["b"]) == NEXT
+
+
+@simulated()
+async def test_who_has_followed_is_missed_by_nobody(tmp_path) -> None:
+    asked: list[float] = []
+
+    async def refuse(stream: Stream) -> None:
+        asked.append(trio.current_time())
+        talk = Conversation(stream)
+        await talk.receive(Hello)
+        await talk.send(Refusal(RefusalReason.OTHER_RUN, "this swarm trains another run"))
+
+    async with open_swarm(1, toy_spec(rounds=3), tmp_path) as swarm:
+        await start(swarm, "a", "b", machine_of={"b": FOLLOWER})
+        await name_successor(swarm["a"])
+        await swarm.until(swarm["b"].ended.is_set)
+        where, _ = split_peer_id(swarm["b"].network.addresses[0])
+        async with swarm.internet.open_network(swarm["b"].peer_id, where) as network:
+            await network.serve(HELLO, refuse)
+            await trio.sleep(HOUR_S / 6)
+        assert asked, "it was still known"
+        assert trio.current_time() - asked[-1] > HOUR_S / 12, "and is left alone then"
+        assert "refused" not in [each.name for each in swarm["a"].status().problems]
 
 
 @simulated()
