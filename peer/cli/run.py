@@ -75,7 +75,8 @@ def _check_device(config: PeerConfig) -> None:
     for option, is_given in of_several.items():
         if is_given and len(devices) == 1:
             raise ConfigError(
-                f"{config.told(option)}: needs several GPUs, and this machine has one; leave it out"
+                f"{config.told(option)}: needs several GPUs, and {config.told('gpus')} is one here;"
+                " leave it out"
             )
 
 

@@ -596,7 +596,9 @@ def check_shards(config: PeerConfig, spec: "RunSpec") -> None:
 def _several(gpus: str | None, told: str) -> int | None:
     """How many devices that names, as `ranks_of`. Raises ConfigError: it is one, or none."""
     if gpus is None or (count := ranks_of(gpus)) == 1:
-        raise ConfigError(f"{told}: needs several GPUs of this machine; give --gpus, too")
+        raise ConfigError(
+            f"{told}: needs several GPUs of this machine; give --gpus all, or a number above 1"
+        )
     return count
 
 

@@ -65,7 +65,7 @@ def frozen(**more):
 @pytest.mark.parametrize(
     ("spec", "gpus", "why"),
     [
-        (RunSpec(model=ModelSection(**HEADS)), None, "give --gpus, too"),
+        (RunSpec(model=ModelSection(**HEADS)), None, "give --gpus all, or a number above 1"),
         (RunSpec(model=ModelSection(**HEADS)), "3", "4 heads of attention cannot be divided by 3"),
         (RunSpec(model=ModelSection(**HEADS, family="olmoe")), "2", "a mixture of experts"),
         (frozen(), "0,1,2", "4 heads of attention cannot be divided by 3"),

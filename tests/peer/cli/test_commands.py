@@ -159,14 +159,17 @@ def test_a_bug_is_called_a_bug(daemon) -> None:
         (["start", "run.toml", "--gpus", "0"], "--gpus: use 'all', how many (from 1), or which"),
         (["start", "run.toml", "--gpus", "1,1"], "--gpus: name each GPU once"),
         (["start", "run.toml", "--gpus", "9", "--device", "cpu"], "has 8 sequences"),
-        (["start", "run.toml", "--split-context"], "give --gpus, too"),
+        (["start", "run.toml", "--split-context"], "give --gpus all, or a number above 1"),
         (
             ["start", "run.toml", "--split-context", "--gpus", "5", "--device", "cpu"],
             "heads of attention cannot be divided by 5; give --gpus a divisor",
         ),
         (["start", "run.toml", "--shard-weights"], "needs several GPUs of this machine"),
         (["start", "run.toml", "--shard-weights", "--gpus", "1"], "needs several GPUs"),
-        (["start", "run.toml", "--split-context", "--gpus", "1"], "needs several GPUs"),
+        (
+            ["start", "run.toml", "--split-context", "--gpus", "1"],
+            "needs several GPUs of this machine; give --gpus all, or a number above 1",
+        ),
         (["start", "run.toml", "--overlap-steps", "-1"], "--overlap-steps: must be from 0"),
         (["start", "run.toml", "--stage", "1"], "No such option: --stage"),
         (["start", "run.toml", "--overlap-steps", "2"], "this run waits for no fragments"),
@@ -249,6 +252,16 @@ def test_what_one_gpu_cannot_do_is_refused_where_all_are_one(daemon, monkeypatch
         assert (f"{option[2:]} = true (command line): needs several" in result.stderr) == (
             count == 1
         )
+
+
+def test_one_gpu_of_several_is_not_said_to_be_all_that_there_are(daemon, monkeypatch) -> None:
+    """A joiner's options are looked at before it knows the run."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    result = loco("join", "--bootstrap", "a:1", "--gpus", "1", "--shard-weights")
+    assert result.exit_code == 2
+    assert "needs several GPUs, and gpus = 1 (command line) is one here" in result.stderr
+    assert not daemon.calls
 
 
 @pytest.mark.parametrize(
