@@ -3,6 +3,7 @@
 import gc
 
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from left_out import (
     pytest_configure,
     pytest_deselected,
@@ -25,6 +26,8 @@ settings.register_profile(
     "same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("same")
+# Nor do they depend on which of our modules earlier tests have imported, whose constants it draws.
+providers._get_local_constants = providers.Constants
 
 
 def pytest_collection_finish() -> None:
