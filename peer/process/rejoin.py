@@ -3,10 +3,10 @@
 Four things call for it: weights that are too old to be averaged (protocol/schedule/rounds.py, rule
 5), those that came too late for the final averaging, when others have better ones, another stage of
 a pipeline, or another expert, that needs us more, and a run that follows ours when that is over.
-The new process keeps home, identity and
-options, and joins by the peers that the home remembers, which were alive a moment ago
-(peer/daemon/returning.py); its state comes from them. So what strangers say of where they are
-stands on no command line, and none of them can send us away by refusing us.
+The new process keeps home, identity and options, and joins by the peers that the home remembers,
+which were alive a moment ago (peer/daemon/returning.py); its state comes from them. So what
+strangers say of where they are stands on no command line, and none of them can send us away by
+refusing us.
 """
 
 import sys
