@@ -41,5 +41,5 @@ def broken(*_: object) -> None:
 def test_a_planted_bug_is_found(tmp_path, monkeypatch, where, name):
     monkeypatch.setattr(where, name, broken)
     with pytest.raises(FoundBug, match="Volley") as found:
-        besieged(Siege("noloco", True, 3 * EXAMPLES, 3 * POOL), tmp_path)
+        besieged(Siege("noloco", True, 4 * EXAMPLES, 4 * POOL), tmp_path)
     assert list(leaves(existing(found.value.__cause__))) == [PLANTED]
