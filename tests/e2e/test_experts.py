@@ -142,7 +142,6 @@ def test_a_joiner_is_told_the_names(experts: Swarm) -> None:
     assert "no expert 'cod', but general, code; did you mean 'code'?" in peer.stderr
 
 
-@pytest.mark.long
 def test_a_newcomer_takes_the_expert_whose_only_peer_was_killed(experts: Swarm) -> None:
     founder, first = experts.founder, coder(experts)
     written = first.wait_event(EventName.CHECKPOINT_WRITTEN, START_S)
