@@ -24,7 +24,7 @@ class StreamLost(LocoError):
 
 
 class Unusable(LocoError):
-    """What we were given, or this machine has, cannot be used; the message says what to change."""
+    """Input, or a part of this machine, cannot be used; the message says what to change."""
 
 
 class InvalidRunSpec(Unusable):

@@ -207,7 +207,7 @@ class Plausibility:
         return 1.0 if distance <= most else most / distance
 
     def not_taken(self, peer_id: str) -> None:
-        """What was let through last, of that peer, has not moved us after all (rule 6)."""
+        """The vector let through last, of that peer, has not moved us after all (rule 6)."""
         if peer_id in self._moved_at:
             self._moved_at[peer_id] = self._moved_before
 

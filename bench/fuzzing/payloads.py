@@ -1,4 +1,4 @@
-"""What travels inside payloads and signatures, damaged, and signed by the liar itself.
+"""Contents of payloads and signatures, damaged, and signed by the liar itself.
 
 A field of a message is checked by its schema; these, and what is said to and by relays,
 have readers of their own. Each takes bytes, and raises a LocoError where they are wrong, never
@@ -36,7 +36,7 @@ Seal = Callable[[Any], bytes]
 
 
 def link_vector() -> tuple[Any, Seal, Read]:
-    """What a peer has measured."""
+    """Link times that a peer has measured, signed."""
     links = (LinkTimes(OTHER.peer_id, 1, 2, 3),)
     vector = LinkVector(LIAR.peer_id, 1, 1, 1, 4, WorkTimes(1, 2, 3), links)
     body = encode_vector(vector, RUN_ID, LIAR.sign)[:-SIGNATURE_BYTES]
@@ -71,13 +71,13 @@ def ruling() -> tuple[Any, Seal, Read]:
 
 
 def invitation() -> tuple[Any, Seal, Read]:
-    """What a signer hands out."""
+    """An invitation, as a signer hands it out."""
     tree = ["invitation", RUN_ID, LIAR.public_key, LIAR.public_key, 2_000_000_000, 1]
     return _statement(tree, Invitation.read)
 
 
 def shown_pass() -> tuple[Any, Seal, Read]:
-    """What a guest shows."""
+    """The pass that a guest shows."""
     seed = b"\1" * 32  # the liar's own: it is its own guest
     token = Token.made(RUN_ID, 2_000_000_000, 1, seed=seed, signer=LIAR.public_key, sign=LIAR.sign)
     tree = ["pass", token.invitation.sealed, LIAR.peer_id]
@@ -95,7 +95,7 @@ def record() -> tuple[Any, Seal, Read]:
 
 
 def run_spec() -> tuple[Any, Seal, Read]:
-    """What a run is."""
+    """The canonical bytes of a run spec."""
 
     def canonical(tree: Any) -> bytes:
         said = json.dumps(_as_json(tree), sort_keys=True, separators=(",", ":"))
@@ -105,12 +105,12 @@ def run_spec() -> tuple[Any, Seal, Read]:
 
 
 def relay_request() -> tuple[Any, Seal, Read]:
-    """What a relay is asked."""
+    """A question to a relay."""
     return relays.requests([OTHER.peer_id])[-1], relays.encoded, parse_hop_request
 
 
 def relay_answer() -> tuple[Any, Seal, Read]:
-    """What a relay answers."""
+    """A relay's answer."""
     return relays.ANSWERS["hop"], relays.encoded, lambda data: parse_status(data, *HOP_ANSWER)
 
 

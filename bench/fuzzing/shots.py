@@ -1,4 +1,4 @@
-"""What a hostile peer says on one stream: one to three messages, most of them of the right kind.
+"""The words of a hostile peer on one stream: one to three messages, most of them of the right kind.
 
 A shot is a message that may be said, or the header of one that is damaged, and a payload; to a
 relay it is a payload alone. Volleys are drawn beforehand, from a seed; what the victim has said on
@@ -94,7 +94,7 @@ class Shot:
 
 @dataclass(frozen=True, slots=True)
 class Volley:
-    """What is said on one stream.
+    """The shots of one stream.
 
     Attributes:
         waits: whether the end of the other side is waited for.
@@ -154,7 +154,7 @@ def shots(draw: Callable[..., Any], kind: type[Message], world: World) -> Shot:
 
 
 def payloads(kind: type[Message], world: World) -> st.SearchStrategy[bytes]:
-    """What may follow, and what must not."""
+    """Payloads that may follow a message, and some that must not."""
     few = st.binary(max_size=64)
     if not kind.max_payload_bytes:
         return st.one_of(st.just(b""), st.just(b""), st.just(b""), few)
@@ -291,5 +291,5 @@ def _changed(message: Message, name: str, value: Any) -> Message:
 
 
 def said_in(message: Message) -> dict[str, Any]:
-    """What a message of the victim speaks of, by the names of its fields."""
+    """The values in a message of the victim, by the names of its fields."""
     return {field.name: getattr(message, field.name) for field in fields(message)}

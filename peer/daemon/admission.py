@@ -394,7 +394,7 @@ CONVICTED = Refusal(
 
 
 class Reputation:
-    """What this peer thinks of others.
+    """This peer's own opinion of others.
 
     Attributes:
         one_more_ignored: woken when the links of a peer are to end.

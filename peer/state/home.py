@@ -90,7 +90,7 @@ def parse_run(data: bytes) -> SignedSpec:
 
 
 def run_file(signed: SignedSpec) -> bytes:
-    """What `parse_run` reads."""
+    """The bytes of `run.json`, for `parse_run`."""
     fields = {
         "run_id": signed.run_id,
         "founder": signed.founder_public_key.hex(),

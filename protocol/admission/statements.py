@@ -92,7 +92,7 @@ MAX_SERIAL: Final = (1 << 53) - 1
 
 
 class Verdict(StrEnum):
-    """What a ruling says of its peer."""
+    """The word of a ruling about its peer."""
 
     ADMIT = "admit"
     BAN = "ban"
@@ -102,7 +102,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What a signer has ruled about a peer; `signer` is an Ed25519 public key."""
+    """A signer's word about a peer; `signer` is an Ed25519 public key."""
 
     verdict: Verdict
     peer_id: str
@@ -162,7 +162,7 @@ class Successor:
 
     @classmethod
     def read(cls, data: bytes, run_id: str) -> Self:
-        """What somebody has named for this run, its signature checked. Raises as `made`."""
+        """The successor that this names for the run, its signature checked. Raises as `made`."""
         fields, body, signature = opened(data)
         match fields:
             case ["successor", str(run), int(version), str(other), str(address), bytes(signer)]:
@@ -258,7 +258,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What somebody is given who shall join; its text is shown on request alone.
+    """An invitation and the key of a guest; its text is shown on request alone.
 
     Attributes:
         seed: of the guest's private key, 32 random bytes.
