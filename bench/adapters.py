@@ -1,4 +1,6 @@
-"""Averages of LoRA's A and B by themselves against a frozen A: python -m bench.adapters
+"""Averages of LoRA's A and B by themselves against a frozen A: `python -m bench.adapters`
+
+    python -m bench.adapters [--seeds 0 1] [--rates 2e-3] [--steps 400] [--base-steps 600]
 
 A small model learns Python's source, is kept, and learns this repository's prose by adapters: in
 one replica, and in two that average every H steps, each on blocks of its own. Told for each arm:
@@ -9,6 +11,7 @@ one replica, and in two that average every H steps, each on blocks of its own. T
 """
 
 import argparse
+import itertools
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -28,7 +31,7 @@ from peer.training.step import Stepper
 from protocol.run.run_spec import RunSpec
 
 MODEL = {"hidden_size": 64, "intermediate_size": 192, "num_layers": 3, "context_length": 64}
-BASE_RATE, RATE, VOCABULARY = 3e-3, 2e-3, 256
+BASE_RATE, VOCABULARY = 3e-3, 256
 ARMS = [("both", 1, 0), *((trains, 2, h) for h in (2, 20, 100) for trains in ("both", "b"))]
 
 
@@ -85,7 +88,7 @@ def averaged(replicas: list[Replica]) -> float:
 
 
 def arm(
-    base: nn.Module, seed: int, corpus: Any, steps: int, told: tuple[str, int, int]
+    base: nn.Module, seed: int, corpus: Any, steps: int, told: tuple[str, int, int], rate: float
 ) -> Mapping[str, Any]:
     trains, count, h = told
     spec = spec_of("stdlib", seed, trains)
@@ -93,7 +96,7 @@ def arm(
     gaps = [0.0]
     for step in range(1, steps + 1):
         for replica in replicas:
-            replica.step(corpus, RATE * min(1.0, 10 * (1 - step / (steps + 1))))
+            replica.step(corpus, rate * min(1.0, 10 * (1 - step / (steps + 1))))
         if h and step % h == 0:
             gaps.append(averaged(replicas))
     values = replicas[0].model.layout.parameters
@@ -102,6 +105,7 @@ def arm(
         "trains": trains,
         "replicas": count,
         "H": h,
+        "rate": rate,
         "loss": loss,
         "gap": round(max(gaps), 4),
         "sent": values,
@@ -112,7 +116,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--base-steps", type=int, default=600)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--rates", type=float, nargs="+", default=[2e-3])
     asked = parser.parse_args()
     prose = str(Path(__file__).parent.parent / "docs" / "**" / "*.md")
     with tempfile.TemporaryDirectory() as folder:
@@ -120,7 +125,7 @@ def main() -> None:
             prepare_corpus(spec_of(source, 0), Path(folder)).open()
             for source in ("stdlib", f"text:{prose}")
         )
-        for seed in range(asked.seeds):
+        for seed in asked.seeds:
             spec = spec_of("stdlib", seed)
             whole = Replica(initial_module(spec, VOCABULARY), spec, 0)
             for _ in range(asked.base_steps):
@@ -128,8 +133,8 @@ def main() -> None:
             base = initial_module(spec, VOCABULARY)
             base.load_state_dict(whole.module.state_dict())
             print(json.dumps({"seed": seed, "base": round(whole.loss(texts), 4)}), flush=True)
-            for told in ARMS:
-                found = arm(base, seed, texts, asked.steps, told)
+            for told, rate in itertools.product(ARMS, asked.rates):
+                found = arm(base, seed, texts, asked.steps, told, rate)
                 print(json.dumps({"seed": seed, **found}), flush=True)
 
 
