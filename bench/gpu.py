@@ -15,8 +15,8 @@ Parts, each of a minute or three, in this order:
               there is one
     demo      `python -m demo --method pipeline`
 
-`make gpu` runs tests, speed, memory, noloco and box. Without a card it ends with one sentence and
-code 2.
+`make gpu` runs tests, speed, memory, noloco and box; what they take adds up to some nine minutes on
+an H100. Without a card it ends with one sentence and code 2.
 
 Their text is the Python source of this environment, their tokenizer is made of it: nothing is
 downloaded. What commands say is in FOLDER/PART.log, their figures in FOLDER/*.json, what peers did
@@ -67,13 +67,17 @@ BOX: Final = "box"
 WRONG_USAGE: Final = 2
 LIBRARIES: Final = ("loco-peer", "torch", "transformers", "hivemind", "numpy")
 LOOPS: Final = (
-    "--preset 125m",
     "--preset 125m --sequences 32 --compile",
     "--preset 1b --sequences 4 --batch 16",
     "--preset 1b --sequences 8 --batch 16 --recompute",
     "--preset 1b --sequences 4 --batch 16 --lora",
 )
 """Settings of bench.gpu_loop."""
+SPEEDS: Final[tuple[tuple[str, list[str]], ...]] = (
+    ("adamw", []),
+    ("adamw", ["--compile"]),
+    ("muon", ["--compile"]),
+)
 GPU_TESTS: Final = ("tests/numerics", "tests/peer/codec/test_codecs.py")
 
 
@@ -98,8 +102,7 @@ def commands(part: str, options: argparse.Namespace) -> list[list[str]]:
             "--json",
             f"{out}/{optimizer}{''.join(extra)}.json",
         ]
-        for optimizer in ("adamw", "muon")
-        for extra in ([], ["--compile"])
+        for optimizer, extra in SPEEDS
     ]
 
 

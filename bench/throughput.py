@@ -88,7 +88,7 @@ class Size:
 SIZES: Final = {
     ("cpu", False): Size(turns=9, steps=1, matrix=1536, products=4),
     ("cpu", True): Size(turns=25, steps=4, matrix=2048, products=8),
-    ("cuda", False): Size(turns=9, steps=5, matrix=8192, products=20),
+    ("cuda", False): Size(turns=5, steps=5, matrix=8192, products=20),
     ("cuda", True): Size(turns=25, steps=10, matrix=8192, products=50),
 }
 

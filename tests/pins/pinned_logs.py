@@ -31,15 +31,15 @@ def happened_in(world: str, seed: int) -> Happened:
 def log_of(events: Collection[LoggedEvent]) -> bytes:
     """Canonical JSON, a line for each event.
 
-    Of distances four digits count: each processor sums squares in an order of its own.
+    Of distances and losses four digits count: each processor sums in an order of its own.
     """
     lines = (json.dumps(_rounded(event), sort_keys=True, separators=(",", ":")) for event in events)
     return "".join(f"{line}\n" for line in lines).encode()
 
 
 def _rounded(event: LoggedEvent) -> LoggedEvent:
-    distance = event.get("distance")
-    return event if distance is None else {**event, "distance": float(f"{distance:.4g}")}
+    summed = ((name, event.get(name)) for name in ("distance", "loss"))
+    return event | {name: float(f"{value:.4g}") for name, value in summed if value is not None}
 
 
 def pins_of(world: str, seeds: Collection[int]) -> dict[str, dict[str, str]]:
