@@ -296,7 +296,7 @@ def amend(
         "--at-round", "N", "First changed round. Default: in 3 rounds.", None
     ),
     dry_run: bool = option("--dry-run", "", "Show what would change, and change nothing.", False),
-    show: bool = option("--show", "", "Show what has been amended.", False),
+    show: bool = option("--show", "", "Show what has been amended, and what follows.", False),
     successor: Path | None = option(
         "--successor", "DIR", "Home of a peer of the run that --follow leads to.", None
     ),

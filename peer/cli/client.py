@@ -238,10 +238,12 @@ def _why_none_follows(own: SignedSpec | None, other: SignedSpec | None) -> str |
 
 
 def show_amendments(home: Home) -> None:
-    from peer.observe.status import amendment_lines  # slow to import, as the record is
+    from peer.observe.status import amendment_lines, successor_lines  # slow to import: the record
 
-    amended = amendment_lines(told(home, "status")["amendments"])
-    print(*amended or ["nothing has been amended"], sep="\n")
+    status = told(home, "status")
+    lines = amendment_lines(status["amendments"]) or ["nothing has been amended"]
+    lines += [f"successor: {line}" for line in successor_lines(status["successor"])]
+    print(*lines, sep="\n")
 
 
 def _written(path: Path, signed: SignedSpec | None) -> dict[str, Any]:

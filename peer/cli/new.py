@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from peer.options.config import ConfigError, check_stages
 from peer.options.needs_told import corpus_tokens_of, told_needs
+from peer.runtime.files import replace_file
 from protocol.run.families import MIXTURES
 from protocol.run.run_spec import (
     KEYS_OF_WHOLE_MODELS,
@@ -261,20 +262,29 @@ def write_new(path: Path, spec: RunSpec, preset: str, *, force: bool) -> list[st
 
     Raises ConfigError: the file is there already or cannot be written.
     """
-    text = toml_of(spec, preset)
+    data = toml_of(spec, preset).encode()
     check_new(path, force=force)
     try:
-        path.write_text(text, encoding="utf-8")
+        if not force:
+            path.touch(exist_ok=False)  # one alone of two that are here at once gets the name
+        try:
+            replace_file(path.resolve(), data)
+        except BaseException:
+            if not force:
+                path.unlink()
+            raise
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
     return told_needs(spec, corpus_tokens_of(spec))
 
 
 def check_new(path: Path, *, force: bool) -> None:
-    """Raises ConfigError: the file is there already, or cannot be looked at."""
+    """Raises ConfigError: the file is there already, is no file, or cannot be looked at."""
     try:
         if path.exists() and not force:
             raise ConfigError(f"{path} exists already; use --force to replace it")
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"cannot write {path}: it is no file")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 

@@ -23,7 +23,7 @@ from peer.state.home import Home, OtherRun
 from peer.training.child_process import spare_child
 from protocol.errors import InvalidRunSpec, leaves
 from protocol.run.amendments import differing_keys
-from protocol.run.run_spec import RunSpec
+from protocol.run.run_spec import SOURCES, RunSpec
 from protocol.run.signed_spec import SignedSpec
 
 from .options import Start, check_folder, read_spec
@@ -226,7 +226,8 @@ def _new_run(config: PeerConfig, spec: RunSpec) -> RunSpec:
     for name, model in zip(names, spec.models, strict=True):
         try:
             _check_source("source", config.data or model.data.source)
-            if config.data is None and model.data.replay is not None:
+            if model.data.replay is not None:
+                _check_mixed(config)
                 _check_source("replay", model.data.replay)
             _check_enough(model, config.data)
         except ConfigError as error:
@@ -293,6 +294,16 @@ def _check_enough(spec: RunSpec, data: str | None) -> None:
             f"data.source: {data or spec.data.source} has about {tokens:,} tokens, and"
             f" data.validation_blocks = {spec.data.validation_blocks} and a block to train on take"
             f" {blocks * length:,}: use more text or fewer blocks"
+        )
+
+
+def _check_mixed(config: PeerConfig) -> None:
+    """Refuse a file of tokens as own data: it is a whole corpus. Raises ConfigError."""
+    kind = (config.data or SOURCES[0]).partition(":")[0]
+    if kind == "tokens" or kind not in SOURCES:
+        raise ConfigError(
+            f"{config.told('data')}: a file of tokens is the whole corpus, without data.replay;"
+            " name it in data.source, and both are trained on, or leave data.replay out"
         )
 
 

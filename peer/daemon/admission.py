@@ -29,8 +29,8 @@ from peer.observe.events import EventLog
 from peer.runtime import PeerId
 from peer.state.kept_files import KeptAdmission
 from protocol.admission.register import Mode, Register
-from protocol.admission.statements import Ruling, Successor, Token, Verdict, is_successor
-from protocol.errors import LocoError, RemoteProtocolError
+from protocol.admission.statements import Ruling, Successor, Token, Verdict
+from protocol.errors import LocoError
 from protocol.limits import (
     MAX_AMENDMENTS,
     MAX_PASSES,
@@ -40,7 +40,8 @@ from protocol.limits import (
 )
 from protocol.membership.book import Fault, PeerBook
 from protocol.outcomes import RefusalReason
-from protocol.run.amendments import AmendedSpec, Amendment, Changes, is_amendment
+from protocol.run.amendments import AmendedSpec, Amendment, Changes
+from protocol.run.kept_statements import take
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 from protocol.wire.messages import Hello, Refusal, Statements
@@ -207,33 +208,16 @@ class Admission:
 
     def _take(self, statement: bytes) -> bool:
         """Keep a statement if it is new; whether it was. Raises RemoteProtocolError."""
-        register = self._register
-        assert register is not None
-        if register.knows(statement) or statement in self._named:
-            return False
-        if is_successor(statement):
-            return self._take_successor(register, statement)
-        if not is_amendment(statement):
-            return register.take(statement)
-        amendment = self.amended.take(statement)
-        if amendment is None:
-            return False
-        register.mode = Mode(self.amended.last.admission.mode)
-        keys = [key for key, _ in amendment.changes]
-        version, round_ = amendment.version, amendment.from_round
-        self._events.emit(EventName.RUN_AMENDED, version=version, round=round_, keys=keys)
-        return True
-
-    def _take_successor(self, register: Register, statement: bytes) -> bool:
-        named = Successor.read(statement, register.run_id)
-        if not register.is_founder(named.signer):
-            raise RemoteProtocolError("a successor that the founder has not named")
-        if not named.comes_after(self._facts.successor):
-            return False
-        self._facts.successor = named
-        run_id, address = named.run_id, named.address
-        self._events.emit(EventName.SUCCESSOR_NAMED, successor=run_id, address=address)
-        return True
+        taken = take(statement, self._known_register(), self.amended, self._facts.successor)
+        if isinstance(taken, Successor):
+            self._facts.successor = taken
+            run_id, address = taken.run_id, taken.address
+            self._events.emit(EventName.SUCCESSOR_NAMED, successor=run_id, address=address)
+        elif isinstance(taken, Amendment):
+            keys = [key for key, _ in taken.changes]
+            version, round_ = taken.version, taken.from_round
+            self._events.emit(EventName.RUN_AMENDED, version=version, round=round_, keys=keys)
+        return taken is not False
 
     @property
     def _named(self) -> tuple[bytes, ...]:

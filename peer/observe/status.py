@@ -48,6 +48,10 @@ def amendment_lines(amendments: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def successor_lines(successor: Mapping[str, str] | None) -> list[str]:
+    return [] if successor is None else [f"{successor['run_id']}, at {successor['address']}"]
+
+
 # --- lines of pipelines ---------------------------------------------------------------------------
 
 
@@ -344,7 +348,6 @@ def _lines(status: Status) -> list[tuple[str, str]]:
     if status.reachable_from not in (None, "anywhere"):
         notes.append(f"only reachable from {status.reachable_from}")
     note = f"  ({'; '.join(notes)})" if notes else ""
-    named = [] if status.successor is None else [status.successor]
     trained, validated = map(loss_text, (status.train_loss, status.validation_loss))
     before = "" if (own := status.replica_loss) is None else f"  before the mean {loss_text(own)}"
     return [
@@ -359,7 +362,7 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("loss", f"train {trained}  validation {validated}{before}"),
         ("rounds", rounds_line(status.outcomes)),
         *(("amended", line) for line in amendment_lines(status.amendments)),
-        *(("successor", f"{each['run_id']}, at {each['address']}") for each in named),
+        *(("successor", line) for line in successor_lines(status.successor)),
         *_part(status),
         *_experts(status),
         ("codec", status.codec or "-"),

@@ -166,7 +166,10 @@ class RoundLoop:
             codec=ready.loops,
             ranks=ready.ranks,
         )
-        for note in ready.notes:
+        self._tell_notes(ready.notes)
+
+    def _tell_notes(self, notes: tuple[str, ...]) -> None:
+        for note in notes:
             self._events.emit(EventName.STEP_CHOSEN, detail=note)
 
     async def _note_death(self, why: str) -> None:
@@ -201,8 +204,8 @@ class RoundLoop:
                 raise self._death(event)
             case messages.PiecesMissing(pieces):
                 line.nursery.start_soon(self._bring, line, pieces)
-            case messages.Ready():
-                pass
+            case messages.Ready(notes=notes) | messages.StepChosen(notes):
+                self._tell_notes(notes)
             case Begun() | Filled() | GradientAdded() | Freed() | Stepped():
                 if self._microbatches is not None:
                     await self._microbatches.took(event)

@@ -60,7 +60,8 @@ class FastWeights(Protocol):
 
     The gradient is zero and idle between two steps: its memory serves as scratch, and is left zero.
     A write to the weights is noted in `moved`: other ranks have them, too, and note that they have
-    taken them. The vectors may be elsewhere than the device that computes.
+    taken them. The vectors may be elsewhere than the device that computes. `notes` says how a step
+    is computed, where not plainly, in sentences that are yet to be told.
     """
 
     theta_P: torch.Tensor
@@ -68,6 +69,7 @@ class FastWeights(Protocol):
     device: torch.device
     layout: Layout
     moved: bool
+    notes: list[str]
 
 
 @contextmanager

@@ -117,7 +117,12 @@ class InnerLoop:
             shapes=tuple((entry.name, entry.shape) for entry in layout.entries),
             loops=codec.loops_for(layout.padded_parameters, self._model.theta_P.device),
             measures=measures,
+            notes=self._new_notes(),
         )
+
+    def _new_notes(self) -> tuple[str, ...]:
+        notes, self._model.notes = tuple(self._model.notes), []
+        return notes
 
     def run(self) -> None:
         """Obey and train until `Stop`. Raises NonFinite, WrongCommand, and torch's errors."""
@@ -139,6 +144,8 @@ class InnerLoop:
 
     def _next_action(self) -> Action:
         action = self._round_machine.next_action(self._clock_s())
+        if notes := self._new_notes():
+            self._channel.emit(messages.StepChosen(notes))
         while self._events:
             event = self._events.popleft()
             if isinstance(event, messages.TrainerProgress | messages.RoundClosed):

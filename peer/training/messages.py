@@ -347,6 +347,12 @@ class Kept(TrainerMessage, frozen=True):
     error: str | None = None
 
 
+class StepChosen(TrainerMessage, frozen=True):
+    """How a step is computed from now on, as in `Ready.notes`."""
+
+    notes: tuple[str, ...]
+
+
 class Failed(TrainerMessage, frozen=True):
     """The trainer exits after this.
 
@@ -373,6 +379,7 @@ TrainerEvent = (
     | Evaluated
     | Kept
     | PiecesMissing
+    | StepChosen
     | Failed
 )
 Said = TrainerEvent | ModelCreated | Waiting

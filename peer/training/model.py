@@ -25,7 +25,7 @@ from protocol.run.families import FAMILIES, config_of_sizes, known_keys
 from protocol.run.layout import Layout, LayoutEntry
 from protocol.run.run_spec import RunSpec
 
-from .device import has_compiler
+from .device import has_compiler, is_out_of_memory
 from .head_loss import head_loss, log_probs, takes_few_logits
 from .llama import Config, Llama, is_supported
 from .ranks.context import NO_TARGET, SplitContext
@@ -222,7 +222,7 @@ class FlatModel:
 
     Attributes:
         moved: whether anything but a step has written to the weights since the last one.
-        notes: how a step is computed, where not plainly, in sentences.
+        notes: as those of `FastWeights`.
         recomputes: whether memory was too small to do otherwise.
         spans: what each rank has of the weights; none where each has all (sharded.py).
     """
@@ -302,6 +302,19 @@ class FlatModel:
         )
         return True
 
+    def _out(self, **given: Any) -> Any:
+        """What the module makes of this; plainly from now on where it fails compiled.
+
+        A measurement, and each new shape of one, is compiled when it first comes. The backward pass
+        is of the first step alone, for all steps have its shapes (step.py).
+        """
+        try:
+            return self._forward(**given)
+        except Exception as error:
+            if is_out_of_memory(error) or not self.forgo_compiling(error):
+                raise
+        return self._forward(**given)
+
     def loss(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy of the targets, nats per token; int64 [B, T+1] tokens to a scalar.
 
@@ -315,7 +328,7 @@ class FlatModel:
         count = (targets_BT >= 0).sum()
         if self._context is not None:
             given, targets_BT = self._context.own(given, targets_BT)
-        out = self._forward(**given, **told)
+        out = self._out(**given, **told)
         out_NV, targets_N = out.logits.flatten(0, 1), targets_BT.reshape(-1)
         if self._head_VD is not None:
             loss = head_loss(out_NV, self._head_VD, targets_N, count)
@@ -331,7 +344,7 @@ class FlatModel:
         length = targets_BT.shape[1]
         if self._context is not None:
             given, targets_BT = self._context.own(given, targets_BT)
-        out_NV = self._forward(**given).logits.flatten(0, 1)
+        out_NV = self._out(**given).logits.flatten(0, 1)
         found = log_probs(out_NV, self._head_VD, targets_BT.reshape(-1)).view_as(targets_BT)
         return found if self._context is None else self._context.whole(found, length)
 

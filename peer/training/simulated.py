@@ -125,6 +125,7 @@ class ToyWeights:
         self.theta_P = torch.from_numpy(self.theta)
         self.gradient_P = torch.zeros_like(self.theta_P)
         self.moved = False
+        self.notes = list[str]()
         self.device = torch.device("cpu")
         self.layout = simulated_layout(start.size)
 

@@ -20,11 +20,11 @@ from .shared import BoundaryRing
 
 
 class _Heard:
-    """A trainer whose first event was taken already, and is given again. Implements `Trainer`."""
+    """A trainer whose first events were taken, and are given again. Implements `Trainer`."""
 
     def __init__(self, trainer: Trainer, first: TrainerEvent) -> None:
         self._trainer = trainer
-        self._first: TrainerEvent | None = first
+        self._first = [first]
         self._questions = itertools.count(-1, -1)  # before all rounds
 
     @property
@@ -35,9 +35,8 @@ class _Heard:
         await self._trainer.send(command)
 
     async def receive(self) -> TrainerEvent:
-        first, self._first = self._first, None
-        if first is not None:
-            return first
+        if self._first:
+            return self._first.pop(0)
         while True:
             event = await self._trainer.receive()
             if not isinstance(event, Evaluated) or event.round >= 0:
@@ -49,7 +48,9 @@ class _Heard:
         await self._trainer.send(question)
         while True:  # the answer to a question that was cancelled may come first
             event = await self._trainer.receive()
-            if isinstance(event, Evaluated) and event.round == question.round:
+            if not isinstance(event, Evaluated):
+                self._first.append(event)
+            elif event.round == question.round:
                 return event.loss
 
     def codes(self, region: int) -> memoryview:

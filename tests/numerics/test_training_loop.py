@@ -1,5 +1,7 @@
 """The inner loop's numbers, against straight-line code."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -26,10 +28,11 @@ from peer.training.messages import (
     Kept,
     Load,
     RoundClosed,
+    StepChosen,
     TrainerProgress,
     Waiting,
 )
-from peer.training.model import initial_module
+from peer.training.model import FlatModel, initial_module
 from peer.training.ports import NonFinite, WrongCommand
 from peer.training.schedule import learning_rate
 from peer.training.step import Stepper
@@ -166,6 +169,42 @@ def test_evaluation_leaves_no_trace_and_measures_the_slow_weights():
     script = run(world, order(0), *[PAUSE] * 3, Evaluate(0))
     (evaluated,) = script.of(Evaluated)
     assert evaluated.loss == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_compiler_that_fails_at_a_measurement_is_done_without_and_that_is_told(monkeypatch):
+    """Without gradients a model is compiled anew, and so it is for each length of a text."""
+    monkeypatch.setattr(torch, "compile", _compiled_for_training)
+    world = build_world(tiny_spec())
+    model = world.stepper._model
+    expected = world.stepper.loss_of(world.corpus.validation_blocks(4))
+    whole = FlatModel(model._module, model.device, compile=True)
+    model._forward, model._may_forgo = whole._forward, True  # as 'auto' on a GPU
+    script = run(world, order(0), *[PAUSE] * 3, Evaluate(0))
+    (evaluated,), (told,) = script.of(Evaluated), script.of(StepChosen)
+    assert evaluated.loss == pytest.approx(expected, rel=1e-6)
+    assert told.notes == ("the model is not compiled, for that failed: no such kernel",)
+    (closed,) = script.of(RoundClosed)
+    assert closed.steps == 4
+    assert not model.is_compiled
+
+
+@pytest.mark.parametrize(("auto", "error"), [(False, ValueError), (True, MemoryError)])
+def test_one_that_is_signed_or_lacks_memory_is_not_done_without(monkeypatch, auto, error):
+    monkeypatch.setattr(torch, "compile", partial(_compiled_for_training, error=error))
+    model = FlatModel(initial_module(tiny_spec(), VOCABULARY), torch.device("cpu"), compile=True)
+    model._may_forgo = auto
+    with pytest.raises(error), torch.no_grad():
+        model.loss(torch.zeros((1, 9), dtype=torch.int64))
+    assert model.is_compiled
+
+
+def _compiled_for_training(module, error=ValueError):
+    def forward(**given):
+        if not torch.is_grad_enabled():
+            raise error("no such kernel")
+        return module(**given)
+
+    return forward
 
 
 def test_log_probabilities_of_a_text_are_those_that_the_loss_is_made_of():

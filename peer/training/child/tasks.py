@@ -179,8 +179,7 @@ def build(
     steps_per_s = step.measure_steps_per_s(stepper, blocks_BT)
     loop = inner_loop(settings, (slow_fd, codes_fd), corpus, model, stepper, channel)
     ready = loop.ready(precision, stepper.micro_batch, steps_per_s, measures=True)
-    told = {"compiled": model.is_compiled, "notes": tuple(model.notes)}
-    return loop, replace(ready, ranks=ranks.count, **told)
+    return loop, replace(ready, ranks=ranks.count, compiled=model.is_compiled)
 
 
 def follow(

@@ -9,7 +9,6 @@ same sizes (compute.py).
 from pathlib import Path
 
 import torch
-from msgspec.structs import replace
 
 from peer.codec import get_codec
 from peer.training.corpus.folder import open_corpus
@@ -95,8 +94,7 @@ def build_stage(
     )
     loop = inner_loop(settings, memory, corpus, model, stepper, channel)
     # Every stage tells the same speed: all take the same steps, so all owe the same number.
-    ready = loop.ready(precision, sequences, 1.0)
-    return loop, replace(ready, notes=tuple(model.notes))
+    return loop, loop.ready(precision, sequences, 1.0)
 
 
 def measured_slots(

@@ -26,6 +26,9 @@ TOLD = {
     "end": 40,
 }
 
+NEXT = {"run_id": "ab" * 16, "address": "/dns4/here/tcp/1/p2p/12D3KooWx"}
+STATUS: dict[str, Any] = {"amendments": [], "successor": None}
+
 
 def loco(tmp_path: Path, *given: str) -> Any:
     return CliRunner().invoke(app, ["amend", *given, "--home", str(tmp_path)])
@@ -44,7 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     async def answer(home: Any, request: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
         requests.append({"request": request, **arguments})
-        return TOLD if request == "amend" else {"amendments": []}
+        return TOLD if request == "amend" else STATUS
 
     monkeypatch.setattr(amend, "ask_daemon", answer)
     return requests
@@ -74,6 +77,12 @@ def test_a_dry_run_says_would(tmp_path, asked):
 def test_show_says_what_has_been_amended(tmp_path, asked):
     ran = loco(tmp_path, "--show")
     assert (ran.output, asked) == ("nothing has been amended\n", [{"request": "status"}])
+
+
+def test_show_says_which_run_follows(tmp_path, asked, monkeypatch):
+    monkeypatch.setitem(STATUS, "successor", NEXT)
+    told = f"successor: {NEXT['run_id']}, at {NEXT['address']}"
+    assert loco(tmp_path, "--show").output == f"nothing has been amended\n{told}\n"
 
 
 @pytest.mark.parametrize(

@@ -329,14 +329,18 @@ def test_no_daemon_is_4(command: list[str], tmp_path: Path) -> None:
     assert f"no daemon is running in {tmp_path / 'home'}" in result.stderr
 
 
-def test_a_daemon_that_is_still_starting_is_not_no_daemon(tmp_path: Path) -> None:
+def test_a_daemon_that_is_still_starting_is_not_no_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says for how long its home has been held, so that one that hangs can be told."""
+    monkeypatch.setattr(Home, "held_s", lambda _: 7.4)
     home = Home(tmp_path / "home")
     home.prepare()
     with home.locked():
         result = loco("status")
     assert result.exit_code == 1
     assert "takes no requests now: it is starting or ending" in result.stderr
-    assert "(it has run for 0 s); try again in a few seconds" in result.stderr
+    assert "(it has run for 7 s); try again in a few seconds" in result.stderr
 
 
 async def test_leave_waits_for_a_daemon_that_takes_no_requests_yet(nursery, tmp_path: Path) -> None:

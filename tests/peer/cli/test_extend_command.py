@@ -15,7 +15,7 @@ from peer.state.home import Home
 from peer.state.kept_files import AdmissionFile, KeptAdmission
 from peer.training.corpus.folder import prepare_corpus
 from peer.training.init_from import with_checkpoint
-from protocol.admission.statements import Ruling, Token, Verdict
+from protocol.admission.statements import Ruling, Successor, Token, Verdict
 from protocol.run.amendments import MODE, TOTAL_STEPS, Amendment
 from protocol.run.run_spec import RunSpec, parse_toml, validated
 from protocol.run.signed_spec import SignedSpec
@@ -81,6 +81,9 @@ def test_the_guests_of_a_private_run_are_on_the_list_of_the_next(
         Ruling.made(run_id, Verdict.BAN, banned.peer_id, 1, key, sign).sealed,
         *(token.pass_for(each.peer_id).sealed for each in (guest, banned)),
         Amendment.made(run_id, 1, 2, changes, key, sign).sealed,
+        Successor.made(
+            run_id, 1, "cd" * 16, f"/ip4/1.2.3.4/tcp/1/p2p/{other.peer_id}", key, sign
+        ).sealed,
     )
     AdmissionFile(home.admission_path).write(KeptAdmission(signed.run_id, statements=statements))
     child = successor(spec, MODEL, "text:more/*.txt", 400, 0.1, "tokens:old")

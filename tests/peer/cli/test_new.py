@@ -1,6 +1,8 @@
 """`loco-peer new`: files that explain themselves, and are valid as they are."""
 
+import os
 import tomllib
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
+from peer.cli import new as new_file
 from peer.cli.app import app
 from peer.cli.new import (
     EXAMPLES,
@@ -333,6 +336,50 @@ def test_a_file_is_not_lost_by_accident(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
     written(path, "125m", force=True)
     assert parse_toml(path.read_text()).name == "llama-125m"
+
+
+def test_of_two_that_write_at_once_one_has_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.toml"
+
+    def meanwhile(*_: Any, **__: Any) -> None:
+        path.write_text("the other's")
+
+    monkeypatch.setattr(new_file, "check_new", meanwhile)
+    with pytest.raises(ConfigError, match="cannot write .*run.toml: File exists"):
+        written(path, "demo", force=False)
+    assert path.read_text() == "the other's"
+
+
+@pytest.mark.parametrize("before", [None, "mine"])
+def test_on_a_full_disk_no_file_is_half_written_or_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    path = tmp_path / "run.toml"
+    if before is not None:
+        path.write_text(before)
+
+    def full(_: int) -> None:
+        raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match="cannot write .*run.toml: No space left"):
+        written(path, "demo", force=before is not None)
+    left = {each.name: each.read_text() for each in tmp_path.iterdir()}
+    assert left == ({} if before is None else {"run.toml": before})
+
+
+def test_a_link_stays_and_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("run.toml")
+    (tmp_path / "run.toml").write_text("mine")
+    written(tmp_path / "link", "demo", force=True)
+    assert (tmp_path / "link").is_symlink()
+    assert parse_toml((tmp_path / "run.toml").read_text()).name == "demo"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="it is no file"):
+        written(tmp_path / "pipe", "demo", force=True)
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_unknown_presets_are_told_the_known(tmp_path: Path) -> None:

@@ -491,6 +491,22 @@ def test_data_that_is_not_there_is_told_before_anything_is_made(
     assert not home.root.exists()
 
 
+@pytest.mark.parametrize("kind", ["tokens:", ""])
+def test_a_founders_own_file_of_tokens_does_not_drop_what_is_replayed(
+    home: Home, lives: list[str], tmp_path: Path, kind: str
+) -> None:
+    """To a peer that comes later such a file is the corpus, in which the old texts are already."""
+    (tmp_path / "tokens.bin").touch()
+    run_toml = tmp_path / "run.toml"
+    run_toml.write_text('[data]\nsource = "text:nowhere"\nreplay = "stdlib"\n')
+    config = load_config({"home": home.root, "data": f"{kind}{tmp_path}/tokens.bin"}, {})
+    with pytest.raises(ConfigError, match=r"^data = .*without data\.replay; name it in data\.s"):
+        run_peer(config, Start(run_toml, new_run=False))
+    assert not home.root.exists()
+    run_peer(replace(config, data="stdlib"), Start(run_toml, new_run=False))
+    assert lives == ["founding"]
+
+
 def test_of_one_text_it_says_how_much_is_held_out(
     home: Home, lives: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

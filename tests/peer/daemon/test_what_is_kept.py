@@ -29,6 +29,7 @@ from peer.runtime.work import SimulatedWork
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import CHECKPOINTS_KEPT, SimulatedPeer, SimulatedSwarm, open_swarm
 from peer.state.checkpoints import CheckpointStore, NoRoom
+from peer.training.messages import StepChosen
 from peer.training.simulated import SimulatedSpeed
 from protocol.admission.statements import Verdict
 from protocol.errors import LocoError, Refused
@@ -43,6 +44,18 @@ pytestmark = pytest.mark.slow
 def rounds_of(peer: SimulatedPeer) -> RoundLoop | None:
     training = peer.peer.training
     return None if training is None else training.rounds
+
+
+@simulated()
+async def test_how_a_step_is_computed_is_told_when_it_changes(tmp_path: Path) -> None:
+    async with open_swarm(1, toy_spec(4), tmp_path) as swarm:
+        await start(swarm, "a")
+        rounds = rounds_of(swarm["a"])
+        assert rounds is not None
+        assert rounds._line is not None
+        await rounds._take(rounds._line, StepChosen(("not compiled",)))
+        (told,) = swarm["a"].events(EventName.STEP_CHOSEN)
+        assert told["detail"] == "not compiled"
 
 
 KEEPS = Machine(checkpoint_every_s=5.0)

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 import trio
 
-from peer.training.messages import Evaluate, Evaluated, Failed, Load, Ready, TrainerEvent
+from peer.training.messages import (
+    Evaluate,
+    Evaluated,
+    Failed,
+    Load,
+    Ready,
+    StepChosen,
+    TrainerEvent,
+)
 from peer.training.ports import CannotTrain, TrainerDied
 from peer.training.warm import warmed_up
 
@@ -133,6 +141,15 @@ async def test_an_answer_to_a_question_that_was_cancelled_is_not_taken_for_that_
             await warm.loss()
         trainers.answers.extend([MEASURED, Evaluated(-2, 1.5, 0.1)])
         assert await warm.loss() == 1.5
+
+
+async def test_what_it_says_of_its_steps_while_it_measures_is_heard_when_it_trains():
+    trainers, chosen = Trainers(), StepChosen(("not compiled",))
+    async with warmed_up(trainers.start, SLOW) as warm:
+        trainers.answers.extend([chosen, MEASURED])
+        assert await warm.loss() == 2.5
+        async with warm.start(SLOW, None) as first:
+            assert [await first.receive(), await first.receive()] == [READY, chosen]
 
 
 async def test_one_that_dies_while_it_measures_is_forgotten():
