@@ -11,10 +11,10 @@ its stage of a pipeline):
                state that joiners read, and what is not here yet of the corpus
     line       one vector of codes for each average; with rounds by the line what fills the line
 
-What a layer keeps is counted of its graph (tests/numerics/test_kept_by_layers.py). On an H100 two models
-took what that makes, plain, compiled, and with layers computed again: within 2% without the copy
-for averages, 1 to 1.15 times with it (docs/results/gpu.md). On a CPU three runs were fitted, and a
-fourth came within a tenth (docs/planning.md).
+What a layer keeps is counted of its graph (tests/numerics/test_kept_by_layers.py). On an H100 two
+models took 0.87 to 1 of the estimate: plain, compiled, and with layers computed again
+(docs/results/gpu.md). On a CPU three runs were fitted, and a fourth came within a tenth
+(docs/planning.md).
 
 Training state is counted in fp32: weights, gradient and two moments of each parameter, the moments
 as `optimizer.moments` says; Muon keeps one of the matrices of the blocks. Figures of the disk are
