@@ -41,7 +41,7 @@ BF16_BYTES: Final = 2
 BYTES_PER_LOGIT: Final = 12
 """Log-probabilities and two gradients, in fp32 whatever the precision."""
 _BYTES_AT_END: Final = 12
-"""Of each value of the width, for the last norm."""
+"""The last norm's, for each value of the width."""
 FRAGMENTED: Final = 1.5
 """Memory of a CPU's allocator over what is in use: 1.04 to 1.9 in seven models."""
 MIN_SLOTS: Final = 2
@@ -96,7 +96,7 @@ def vocabulary_of(spec: RunSpec) -> int:
 
 
 def state_bytes_of(spec: RunSpec, parameters: int, layers: int | None = None) -> int:
-    """Of so many parameters, which have so many layers, or all of the model."""
+    """Weights, gradients and moments of so many parameters; without `layers` those of all."""
     moments = 2 * parameters
     # The sizes of a checkpoint are not known here, and AdamW's state is the largest.
     if spec.optimizer.name == "muon" and spec.model.init_from is None:

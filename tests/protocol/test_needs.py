@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ ROWS = Path(__file__).parents[2] / "bench/results/gpu_h100.jsonl"
 MEASURED = [row for row in map(json.loads, ROWS.read_text().splitlines()) if "peak_gb" in row]
 
 
-def spec_of_row(row: dict[str, object]) -> RunSpec:
+def spec_of_row(row: dict[str, Any]) -> RunSpec:
     tree = preset_spec(row["preset"], optimizer=row["optimizer"]).model_dump()
     tree["training"] |= {"micro_batch": row["sequences"], "batch_size": row["batch"]}
     tree["training"]["compile"] = row.get("compile", False)
