@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from peer.training.device import Precision, autocast
+from peer.training.device import Precision, autocast, choose_precision
 from peer.training.model import FlatModel, initial_module
 from protocol.run.needs import step_memory
 from protocol.run.run_spec import RunSpec
@@ -40,7 +40,7 @@ def kept_of(spec: RunSpec, **options) -> int:
 
     tokens_BT = torch.zeros((1, spec.model.context_length + 1), dtype=torch.int64)
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-    with hooks, autocast(CPU, spec.training.precision):
+    with hooks, autocast(CPU, choose_precision(spec.training.precision, CPU)):
         model.loss(tokens_BT)
     return sum(found.values())
 
