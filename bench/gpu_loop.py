@@ -42,6 +42,7 @@ def spec_of(chosen: argparse.Namespace) -> RunSpec:
     tree = preset_spec(chosen.preset, optimizer=optimizer).model_dump()
     tree["optimizer"]["moments"] = chosen.moments
     tree["training"] |= {"micro_batch": chosen.sequences, "batch_size": chosen.batch}
+    tree["training"]["compile"], tree["data"]["mask_documents"] = chosen.compile, chosen.documents
     if chosen.lora:
         tree["model"]["init_from"] = "the preset's first weights"
         tree["adapter"] = {"rank": RANK, "alpha": 2 * RANK}

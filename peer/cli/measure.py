@@ -120,8 +120,10 @@ class _Trial:
                 if not is_out_of_memory(error):
                     raise
                 torch.cuda.empty_cache()
-                break
-            size *= 2
+                if self.stepper.fewest < 2 * size or not self.model.recompute():
+                    break
+            else:
+                size *= 2
         found = [step_s]
         while (left_s := end_s - self.clock_s()) > 0:
             self.tell(TaskProgress("timing steps", seconds - left_s, seconds, ""))

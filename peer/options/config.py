@@ -200,7 +200,7 @@ class PeerConfig:
     checkpoint_activations: bool = _flag(
         OptionGroup.MACHINE,
         "Save memory: recompute activations in the backward pass. Default: where the memory is too"
-        " small for one sequence.",
+        " small for one sequence, or on a GPU for two at once.",
     )
     shard_weights: bool = _flag(
         OptionGroup.MACHINE,

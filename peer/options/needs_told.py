@@ -41,7 +41,7 @@ USUAL_MBPS: Final = 100.0
 """The line where no limit is given."""
 MANY_EPOCHS: Final = 10
 NOT_MEASURED: Final = (
-    "estimates: memory was within a tenth in four runs on a CPU; on one GPU 1.5 times too high"
+    "estimates: memory was within a tenth in four runs on a CPU; on one GPU 0.87 to 1 of them"
 )
 
 
@@ -124,8 +124,9 @@ def _whole_in_host(config: PeerConfig, spec: RunSpec, free: FreeRoom) -> int:
 
 def _needs(spec: RunSpec, config: PeerConfig) -> Needs:
     max_bytes = None if (most := config.checkpoint_max_gb) is None else most * 1e9
-    recomputes = config.checkpoint_activations
-    return needs_of(spec, config.checkpoint_keep, max_bytes, recomputes=recomputes)
+    recomputes, stage = config.checkpoint_activations, config.stage
+    stage = stage if spec.pipeline.stages > 1 else None
+    return needs_of(spec, config.checkpoint_keep, max_bytes, recomputes=recomputes, stage=stage)
 
 
 def say_needs(
@@ -165,7 +166,8 @@ def _lines(
     spec: RunSpec, config: PeerConfig, needs: Needs, corpus: str, corpus_tokens: int | None
 ) -> Iterator[str]:
     stages = spec.pipeline.stages
-    in_stages = f" in {stages} stages; what follows is of a peer with one of them"
+    which = "the largest" if config.stage is None else f"stage {config.stage}"
+    in_stages = f" in {stages} stages; what follows is of {which}"
     yield f"model   {_count(needs.parameters)} parameters{in_stages * (stages > 1)}"
     yield from _memory(needs)
     yield (

@@ -22,7 +22,7 @@ from peer.observe.events import Events
 from peer.rounds.surroundings import Surroundings
 from peer.rounds.way import TrainerLine
 from peer.runtime import PeerId, Stream
-from peer.training.shared import MIN_SLOTS, RING_PER_SLOT, SLOTS, BoundaryRing
+from peer.training.shared import RING_PER_SLOT, SLOTS, BoundaryRing
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import ANSWER_S, MAX_REMEMBERED
 from protocol.membership.view import TRAINING, Member
@@ -35,6 +35,7 @@ from protocol.outcomes import RefusalReason
 from protocol.routing.routers import PlannedRouter, plan_of, router_of
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import DATA_STAGE
+from protocol.run.needs import MIN_SLOTS
 from protocol.wire.messages import Refusal
 from protocol.wire.stage_messages import (
     Announcement,

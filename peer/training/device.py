@@ -64,8 +64,9 @@ def free_memory(device: torch.device, ranks: int = 1) -> int:
     return int(psutil.virtual_memory().available) // ranks
 
 
-def activation_memory(device: torch.device) -> int:
-    return int(free_memory(device) * ACTIVATION_SHARES[device.type])
+def activation_memory(device: torch.device, later: int = 0) -> int:
+    """What may be taken of free memory, of which so much will be needed for other things."""
+    return int((free_memory(device) - later) * ACTIVATION_SHARES[device.type])
 
 
 def choose_precision(setting: str, device: torch.device) -> Precision:

@@ -223,7 +223,7 @@ class FlatModel:
     Attributes:
         moved: whether anything but a step has written to the weights since the last one.
         notes: as those of `FastWeights`.
-        recomputes: whether memory was too small to do otherwise.
+        recomputes: whether layers are computed again in the backward pass.
         spans: what each rank has of the weights; none where each has all (sharded.py).
     """
 
@@ -297,8 +297,8 @@ class FlatModel:
             return False
         self.recomputes = True
         self.notes.append(
-            "layers are computed again in the backward pass, which takes a third more work: the"
-            " memory is too small otherwise"
+            "layers are computed again in the backward pass, which takes a third more work:"
+            " otherwise the memory holds too few sequences at once"
         )
         return True
 

@@ -105,7 +105,6 @@ def _anonymous_file(name: str, size_bytes: int) -> tuple[int, int]:
 
 SLOTS: Final = 4
 """Microbatches that a machine holds at once, where its memory is not known."""
-MIN_SLOTS: Final = 2
 MAX_SLOTS: Final = 8
 """More would hide longer ways than the internet has, and cost memory for boundaries."""
 RING_PER_SLOT: Final = 2

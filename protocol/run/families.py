@@ -155,6 +155,10 @@ class DecoderConfig(_Config):
         return 1
 
     @property
+    def has_head_norms(self) -> bool:
+        return self._head_norms > 0
+
+    @property
     def layer_matrices(self) -> int:
         """Values of the matrices of a layer that Muon trains: all but a router."""
         return self._attention + self.experts * self._feed_forward
@@ -179,8 +183,13 @@ class DecoderConfig(_Config):
         return 2 * self.hidden_size * (self.query_width + self.key_width)
 
     @property
+    def inner_width(self) -> int:
+        """That of the feed-forward, of each expert."""
+        return self.intermediate_size
+
+    @property
     def _feed_forward(self) -> int:
-        return self.feed_forward_matrices * self.hidden_size * self.intermediate_size
+        return self.feed_forward_matrices * self.hidden_size * self.inner_width
 
     @property
     def _router(self) -> int:
@@ -401,8 +410,8 @@ class _Qwen3Moe(_WithHeadNorms, _WithWindow, _Mixture):
         return {**super().of_sizes(model), "moe_intermediate_size": model.intermediate_size}
 
     @property
-    def _feed_forward(self) -> int:
-        return self.feed_forward_matrices * self.hidden_size * self.moe_intermediate_size
+    def inner_width(self) -> int:
+        return self.moe_intermediate_size
 
 
 class _Olmoe(_WithWideNorms, _Mixture):

@@ -1,19 +1,20 @@
 """Estimates of what a run takes of a peer: memory by device, disk, tokens, bytes on the line.
 
 They follow from the run spec. With P parameters of the part that a peer holds (the whole model, or
-its share of a pipeline):
+its stage of a pipeline):
 
-    device     training state + 4 P while weights are averaged + activations of the
-               sequences that go through at once
+    device     training state + 4 P while weights are averaged (or 2 P, weights in bf16, while a
+               step is computed) + what sequences that go through at once keep (`step_memory`)
     daemon     phi 4 P, outer momentum 4 P where there is one, a partner's codes, two slots of codes
     process    interpreter, torch and p2pd, whatever the model is
     disk       checkpoints that are kept, one that is being written beside them, one file for each
                state that joiners read, and what is not here yet of the corpus
     line       one vector of codes for each average; with rounds by the line what fills the line
 
-The constants fit the memory of three runs on a CPU, and a fourth came within a tenth
-(docs/planning.md). Those of a GPU, in bf16, fit two models on an H100 within a tenth; with layers
-computed again they are up to 1.5 times too high (docs/results/gpu.md).
+What a layer keeps is counted of its graph (tests/numerics/test_kept_by_layers.py). On an H100 two
+models took 0.87 to 1 of the estimate: plain, compiled, and with layers computed again
+(docs/results/gpu.md). On a CPU three runs were fitted, and a fourth came within a tenth
+(docs/planning.md).
 
 Training state is counted in fp32: weights, gradient and two moments of each parameter, the moments
 as `optimizer.moments` says; Muon keeps one of the matrices of the blocks. Figures of the disk are
@@ -27,6 +28,7 @@ from protocol.errors import InvalidRunSpec
 from protocol.gossip.round_length import LEAST_INNER_STEPS, LINE_SHARE
 
 from .families import DecoderConfig, decoder_of, decoder_of_sizes
+from .layout import DATA_STAGE, stage_layers
 from .run_spec import RunSpec
 from .sections import BOUNDARY_BITS
 from .ways import CODECS
@@ -36,11 +38,14 @@ USUAL_VOCABULARY: Final = 50_257
 """GPT-2's, where the spec names a tokenizer that is not read here."""
 FP32_BYTES: Final = 4
 BF16_BYTES: Final = 2
-_BYTES_PER_HIDDEN_VALUE: Final = 24 * 4
-_GPU_BYTES_PER_HIDDEN_VALUE: Final = 36
-"""Activations kept per layer, token and hidden value, roughly; a GPU computes in bf16."""
-_BYTES_PER_LOGIT: Final = 12
-_GPU_BYTES_PER_LOGIT: Final = 9
+BYTES_PER_LOGIT: Final = 12
+"""Log-probabilities and two gradients, in fp32 whatever the precision."""
+_BYTES_AT_END: Final = 12
+"""The last norm's, for each value of the width."""
+FRAGMENTED: Final = 1.5
+"""Memory of a CPU's allocator over what is in use: 1.04 to 1.9 in seven models."""
+MIN_SLOTS: Final = 2
+"""Microbatches that wait for their gradients at a stage, at the least."""
 WHOLE_LOGITS_VOCABULARY: Final = 1 << 16
 """Tokens of a vocabulary up to which a step makes whole logits; beyond, those of a few tokens."""
 MOST_LOGITS: Final = 1 << 26
@@ -90,12 +95,14 @@ def vocabulary_of(spec: RunSpec) -> int:
     return BYTE_VOCABULARY if spec.data.tokenizer == "bytes" else USUAL_VOCABULARY
 
 
-def state_bytes_of(spec: RunSpec, parameters: int) -> int:
+def state_bytes_of(spec: RunSpec, parameters: int, layers: int | None = None) -> int:
+    """Weights, gradients and moments of so many parameters; without `layers` those of all."""
     moments = 2 * parameters
     # The sizes of a checkpoint are not known here, and AdamW's state is the largest.
     if spec.optimizer.name == "muon" and spec.model.init_from is None:
         decoder = _decoder(spec)
-        moments -= min(parameters, decoder.num_hidden_layers * decoder.layer_matrices)
+        layers = decoder.num_hidden_layers if layers is None else layers
+        moments -= min(parameters, layers * decoder.layer_matrices)
     weights = 2 * FP32_BYTES * parameters  # and their gradients
     return weights + moments * (FP32_BYTES if spec.optimizer.moments == "fp32" else BF16_BYTES)
 
@@ -140,8 +147,7 @@ def card_memory(spec: RunSpec, cards: int, *, sharded: bool) -> int:
         beside = 0  # averages are merged in main memory
     else:
         state, beside = state - on_all, FP32_BYTES * held
-    in_bf16 = spec.training.precision != "fp32"
-    each = int(sequence_memory(spec, recomputes=True, in_bf16=in_bf16) * WITH_BACKWARD)
+    each = step_memory(spec, 1, recomputes=True, on_gpu=True)
     return on_all + -(-state // cards) + beside + _head_gradients(spec) + each
 
 
@@ -215,8 +221,6 @@ CUDA_BYTES: Final = 2 << 30
 """Memory of the host for CUDA's libraries; a guess that fitted one GPU's host to a tenth."""
 CUDA_CONTEXT_BYTES: Final = 800 << 20
 """Memory of a GPU that torch's allocator does not count: measured on an H100."""
-WITH_BACKWARD: Final = 1.5
-"""Peak memory of a sequence, over what is kept of it for the backward pass."""
 TOKEN_BYTES: Final = 8
 """A token of a step, or of what is held out, in the memory of the trainer."""
 CODE_SLOTS: Final = 3
@@ -276,41 +280,45 @@ def needs_of(
     checkpoint_max_bytes: float | None = None,
     *,
     recomputes: bool = False,
+    stage: int | None = None,
 ) -> Needs:
     """For a peer of this run, which may compute layers again for their gradient.
 
+    Where no stage is said, for the one that needs most of a device: the data peers', or the last.
     Raises InvalidRunSpec as `parameters_of`.
     """
-    whole = held = parameters_of(spec)
-    if spec.frozen is not None:
-        held = spec.frozen.padded_parameters
-        held = held if spec.adapter is not None else max(whole, held)
-    base = whole * FP32_BYTES if spec.adapter is not None else 0
-    stages = spec.pipeline.stages
-    part = -(-held // stages)
+    stages = {DATA_STAGE, spec.pipeline.stages - 1} if stage is None else {stage}
+    told = (
+        _needs_of(spec, checkpoint_keep, checkpoint_max_bytes, recomputes, each) for each in stages
+    )
+    return max(told, key=lambda needs: needs.gpu_memory)
+
+
+def _needs_of(
+    spec: RunSpec, checkpoint_keep: int, max_bytes: float | None, recomputes: bool, stage: int
+) -> Needs:
+    whole, (layers, part) = parameters_of(spec), _part_of(spec, stage)
+    base = whole if spec.adapter is not None else 0
+    gpu_base = base * (FP32_BYTES if spec.training.precision == "fp32" else BF16_BYTES)
     code = int(part * CODECS[spec.sync.codec].bytes_per_value)
     daemon = DAEMON_BYTES + part * FP32_BYTES * (2 if has_momentum(spec) else 1) + CODE_SLOTS * code
-    summed = part * FP32_BYTES if stages > 1 else 0  # gradients of a step's microbatches
-    state = state_bytes_of(spec, held) // stages + summed + part * FP32_BYTES + base
-    state += _head_gradients(spec)
+    state = state_bytes_of(spec, part, layers) + _beside_state(spec, stage, part)
     tokens = TOKEN_BYTES * spec.model.context_length
     tokens *= spec.training.batch_size + spec.data.validation_blocks
-    in_bf16 = spec.training.precision != "fp32"
-    each, gpu_each = (
-        int(sequence_memory(spec, recomputes=recomputes, in_bf16=gpu) * WITH_BACKWARD) // stages
-        for gpu in (False, in_bf16)
-    )
     least, most = _at_once(spec)
+    (step, each), (gpu_step, gpu_each) = (
+        _step_and_more(spec, least, recomputes, on_gpu, stage) for on_gpu in (False, True)
+    )
     return Needs(
         whole,
-        daemon + TRAINER_BYTES + state + tokens + each * least,
-        CUDA_CONTEXT_BYTES + state + gpu_each * least,
+        daemon + TRAINER_BYTES + state + FP32_BYTES * base + tokens + step,
+        CUDA_CONTEXT_BYTES + state + gpu_base + gpu_step,
         least,
         most,
         each,
         gpu_each,
-        daemon + CUDA_BYTES + tokens + base,
-        disk_needs(part, checkpoint_keep, checkpoint_max_bytes).total_bytes,
+        daemon + CUDA_BYTES + tokens + FP32_BYTES * base,
+        disk_needs(part, checkpoint_keep, max_bytes).total_bytes,
         spec.total_rounds * spec.sync.round_steps * spec.tokens_per_step,
         code,
         None if spec.sync.inner_steps == "auto" else spec.sync.round_steps,
@@ -324,21 +332,94 @@ def has_momentum(spec: RunSpec) -> bool:
     return spec.sync.alpha > 0
 
 
-def sequence_memory(spec: RunSpec, *, recomputes: bool = False, in_bf16: bool = False) -> int:
-    """Rough memory of one sequence's activations and logits, in fp32 or as a GPU in bf16.
+def _part_of(spec: RunSpec, stage: int) -> tuple[int, int]:
+    """Layers and parameters that a peer trains; the data peers' stage has embedding and head."""
+    held, decoder, stages = parameters_of(spec), _decoder(spec), spec.pipeline.stages
+    if spec.frozen is not None:
+        padded = spec.frozen.padded_parameters
+        held = padded if spec.adapter is not None else max(held, padded)
+    layers = decoder.num_hidden_layers
+    own = len(stage_layers(max(layers, stages), stages, stage))
+    if stage == DATA_STAGE:
+        return own, max(1, held - (layers - own) * decoder.layer_parameters)
+    return own, own * decoder.layer_parameters
 
-    Half of what a layer keeps is the feed-forward's, once for each expert of a token. Of layers
-    that are computed again the inputs are kept, and at a time one layer's whole.
+
+def _beside_state(spec: RunSpec, stage: int, part: int) -> int:
+    """A copy for averages; at a stage a step's sum; and gradients of a head of many tokens."""
+    copies = 1 if spec.pipeline.stages == 1 else 2
+    return copies * FP32_BYTES * part + (_head_gradients(spec) if stage == DATA_STAGE else 0)
+
+
+def later_stage_memory(spec: RunSpec, stage: int, *, on_gpu: bool) -> int:
+    """Memory that a stage's trainer takes later, beside graphs; it has weights and gradients."""
+    layers, part = _part_of(spec, stage)
+    moments = state_bytes_of(spec, part, layers) - 2 * FP32_BYTES * part
+    backward = step_memory(spec, spec.microbatch_sequences, on_gpu=on_gpu, stage=stage, waiting=0)
+    return moments + _beside_state(spec, stage, part) + backward
+
+
+def _step_and_more(
+    spec: RunSpec, sequences: int, recomputes: bool, on_gpu: bool, stage: int
+) -> tuple[int, int]:
+    """Memory of a step with so many sequences at once, and of each further one."""
+    step, more = (
+        step_memory(spec, each, recomputes=recomputes, on_gpu=on_gpu, stage=stage)
+        for each in (sequences, sequences + 1)
+    )
+    return step, more - step
+
+
+def step_memory(
+    spec: RunSpec,
+    sequences: int,
+    *,
+    recomputes: bool = False,
+    on_gpu: bool = False,
+    stage: int = DATA_STAGE,
+    waiting: int = MIN_SLOTS,
+) -> int:
+    """Peak memory of what so many sequences at once keep, and of their gradients.
+
+    The peak is at the loss, where all is kept and log-probabilities of all tokens have their
+    gradients, or in the last layer, whose gradients are as much as it keeps. Of layers that are
+    computed again the inputs are kept, and at a time one layer's whole.
+
+    Args:
+        waiting: microbatches that wait at a stage. It has the gradients of one more in all layers,
+            for those of its weights are put off.
     """
-    decoder = _decoder(spec)
-    value = _GPU_BYTES_PER_HIDDEN_VALUE if in_bf16 else _BYTES_PER_HIDDEN_VALUE
-    kept, layers = value * (1 + decoder.experts_per_token) // 2, decoder.num_hidden_layers
-    values = decoder.hidden_size * (layers * FP32_BYTES + kept if recomputes else layers * kept)
-    logits = spec.model.context_length * decoder.vocab_size
-    if _takes_few_logits(spec):
-        logits = min(logits, MOST_LOGITS)
-    logit = _GPU_BYTES_PER_LOGIT if in_bf16 else _BYTES_PER_LOGIT
-    return spec.model.context_length * values + logits * logit
+    decoder, staged = _decoder(spec), spec.pipeline.stages > 1
+    layers, _ = _part_of(spec, stage)
+    tokens, each = sequences * spec.model.context_length, _kept_by_layer(spec, on_gpu=on_gpu)
+    kept = layers * (FP32_BYTES * decoder.hidden_size if recomputes else each)
+    kept, work = (waiting * kept, layers * each) if staged else (kept, (1 + recomputes) * each)
+    logits = 0
+    if stage == DATA_STAGE:
+        logits = tokens * decoder.vocab_size
+        logits = BYTES_PER_LOGIT * (min(logits, MOST_LOGITS) if _takes_few_logits(spec) else logits)
+        kept += _BYTES_AT_END * decoder.hidden_size
+    found = tokens * kept + max(tokens * work, logits)
+    return found if on_gpu else int(FRAGMENTED * found)
+
+
+def _kept_by_layer(spec: RunSpec, *, on_gpu: bool) -> int:
+    """Bytes of each token that a layer keeps for its backward pass.
+
+    Residuals and norms are fp32. A compiled layer computes norms and activations again.
+    """
+    decoder, tokens = _decoder(spec), spec.model.context_length
+    in_bf16 = on_gpu and spec.training.precision != "fp32"
+    compiled = in_bf16 and spec.training.compile is not False and spec.pipeline.stages == 1
+    value = BF16_BYTES if in_bf16 else FP32_BYTES
+    width = (12 if compiled else 26) if in_bf16 else 24
+    width += 2 * FP32_BYTES * (decoder.layer_norms - 2)
+    width += 2 * value * decoder.experts_per_token * decoder.is_mixture
+    heads = 2 * value + 2 * FP32_BYTES * decoder.has_head_norms
+    heads *= decoder.query_width + decoder.key_width
+    inner = (3 if compiled else 4) * value * decoder.inner_width * decoder.experts_per_token
+    mask = 0 if compiled or not spec.data.mask_documents else value * tokens
+    return width * decoder.hidden_size + heads + inner + mask
 
 
 def _takes_few_logits(spec: RunSpec) -> bool:

@@ -73,9 +73,9 @@ GB = 10**9
     [
         (24 * GB, 12 * GB, False, None),
         (23 * GB, 100 * GB, False, "up to 11.9 GB of disk (23.0 GB are free). To join"),
-        (100 * GB, 11 * GB, False, "up to 5.6 GB of memory (11.0 GB are free). To join"),
-        (100 * GB, 11 * GB, True, None),
-        (GB, GB, False, "of disk (1.0 GB are free) and 5.6 GB of memory (1.0 GB are free)"),
+        (100 * GB, 10 * GB, False, "up to 5.5 GB of memory (10.0 GB are free). To join"),
+        (100 * GB, 10 * GB, True, None),
+        (GB, GB, False, "of disk (1.0 GB are free) and 5.5 GB of memory (1.0 GB are free)"),
     ],
 )
 def test_what_takes_more_than_half_of_what_is_free_is_asked_for(
@@ -96,7 +96,7 @@ def test_what_takes_more_than_half_of_what_is_free_is_asked_for(
 
 def test_an_expert_that_is_too_large_is_named(tmp_path: Path):
     spec, config = preset_spec("125m", "noloco", "adamw"), load_config({"home": tmp_path}, {})
-    said = "the expert 'code' of the run 'llama-125m' may take more than half .* 5.6 GB of memory"
+    said = "the expert 'code' of the run 'llama-125m' may take more than half .* 5.5 GB of memory"
     with pytest.raises(NotAgreed, match=said):
         check_agreed(config, spec, FreeRoom(GB, GB), expert="the expert 'code' of ")
 
@@ -104,11 +104,11 @@ def test_an_expert_that_is_too_large_is_named(tmp_path: Path):
 def test_what_fits_depends_on_what_its_user_agreed_to(tmp_path: Path):
     spec = preset_spec("125m", "noloco", "adamw")
     config, agrees = (load_config({"home": tmp_path, "yes": yes}, {}) for yes in (False, True))
-    roomy, half, small = FreeRoom(100 * GB, 100 * GB), FreeRoom(100 * GB, 11 * GB), FreeRoom(GB, GB)
+    roomy, half, small = FreeRoom(100 * GB, 100 * GB), FreeRoom(100 * GB, 10 * GB), FreeRoom(GB, GB)
     assert misfit(config, spec, roomy) == misfit(agrees, spec, half) == ""
-    assert "5.6 GB of memory (11.0 GB are free), more than half" in misfit(config, spec, half)
+    assert "5.5 GB of memory (10.0 GB are free), more than half" in misfit(config, spec, half)
     for either in (config, agrees):
-        assert misfit(either, spec, small).endswith("5.6 GB of memory (1.0 GB are free)")
+        assert misfit(either, spec, small).endswith("5.5 GB of memory (1.0 GB are free)")
     assert "of memory of the GPU (1.0 GB are free)" in misfit(
         agrees, spec, FreeRoom(GB * 99, GB * 99, GB)
     )

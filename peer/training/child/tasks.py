@@ -47,7 +47,7 @@ from peer.training.sharded import ShardedModel, weights_nowhere
 from peer.training.shared import code_memory
 from protocol.errors import LocoError
 from protocol.run.families import division_fault
-from protocol.run.needs import sequence_memory, sharding_fault, shards
+from protocol.run.needs import sharding_fault, shards, step_memory
 from protocol.run.run_spec import RunSpec
 
 NICENESS_ON_CPU: Final = 10
@@ -288,7 +288,7 @@ def _flat_model(
     if ranks.divide_sequences:
         model.notes.append(f"each sequence is divided between {ranks.count} processes")
     if settings.checkpoint_activations:
-        recompute_layers(module)
+        model.recomputes = recompute_layers(module)
     return model
 
 
@@ -298,12 +298,12 @@ def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, model: FlatMode
     start = step.starting_micro_batch(spec.training.micro_batch, share, settings.micro_batch_cap)
     if model.device.type != "cpu" or spec.training.micro_batch != "auto":
         return start
-    recomputes = settings.checkpoint_activations or bool(model.spans)
 
     def fitting() -> int:
-        each = sequence_memory(spec, recomputes=recomputes)
-        return step.cpu_micro_batch(start, each * apart)
+        return step.cpu_micro_batch(
+            start, lambda size: apart * step_memory(spec, size, recomputes=model.recomputes)
+        )
 
-    if not (fits := fitting()) and (recomputes := model.recompute() or recomputes):
+    if not (fits := fitting()) and model.recompute():
         fits = fitting()
     return max(1, fits)

@@ -2,8 +2,8 @@
 
 The number of microbatches that this machine holds at once is measured: a forward is done before
 training, and the tensors that its graph keeps are added up, each memory once, the weights left out.
-Most of a slot is this graph. One slot's worth is left to the backward, which holds gradients of the
-same sizes (compute.py).
+Most of a slot is this graph. What the trainer takes later is left free: moments, sums of gradients,
+logits at the data peers, and a backward, which holds gradients of all its layers (compute.py).
 """
 
 from pathlib import Path
@@ -19,8 +19,9 @@ from peer.training.model import FlatModel, model_config
 from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import SocketChannel
 from peer.training.recomputed import recompute_layers
-from peer.training.shared import MAX_SLOTS, MIN_SLOTS, RING_PER_SLOT, BoundaryRing, boundary_shape
+from peer.training.shared import MAX_SLOTS, RING_PER_SLOT, BoundaryRing, boundary_shape
 from protocol.run.layout import DATA_STAGE
+from protocol.run.needs import MIN_SLOTS, later_stage_memory
 from protocol.run.run_spec import RunSpec
 
 from .channel import BoundaryCoder, StageChannel
@@ -52,8 +53,8 @@ def graph_bytes(compute: StageCompute, given: torch.Tensor, *, embeds: bool) -> 
 
 
 def slots_for(graph: int, free: int) -> tuple[int, bool]:
-    """Microbatches of `graph` bytes beside a backward, within the bounds; whether they fit."""
-    slots = free // max(1, graph) - 1
+    """Microbatches of `graph` bytes, within the bounds; whether they fit."""
+    slots = free // max(1, graph)
     return max(MIN_SLOTS, min(MAX_SLOTS, slots)), slots >= MIN_SLOTS
 
 
@@ -77,9 +78,9 @@ def build_stage(
     sequences = spec.microbatch_sequences
     coder = BoundaryCoder(get_codec(spec.pipeline.codec), boundary_shape(spec), device)
     compute = StageCompute(module, device, precision)
-    slots, fit = measured_slots(compute, spec, device, embeds=stage == DATA_STAGE)
+    slots, fit = measured_slots(compute, spec, device, stage)
     if not fit and model.recompute():
-        slots, _ = measured_slots(compute, spec, device, embeds=stage == DATA_STAGE)
+        slots, _ = measured_slots(compute, spec, device, stage)
     ring = BoundaryRing.create_in(ring_fd, RING_PER_SLOT * slots, coder.code_bytes)
     channel = StageChannel(pipe, ring, coder)
     stepper: DataPeerStepper | RelayStepper
@@ -98,11 +99,13 @@ def build_stage(
 
 
 def measured_slots(
-    compute: StageCompute, spec: RunSpec, device: torch.device, *, embeds: bool
+    compute: StageCompute, spec: RunSpec, device: torch.device, stage: int
 ) -> tuple[int, bool]:
+    embeds = stage == DATA_STAGE
     sequences, tokens, width = boundary_shape(spec)
     if embeds:
         given = torch.zeros((sequences, tokens + 1), dtype=torch.int64, device=device)
     else:
         given = torch.zeros((sequences, tokens, width), device=device)
-    return slots_for(graph_bytes(compute, given, embeds=embeds), activation_memory(device))
+    free = activation_memory(device, later_stage_memory(spec, stage, on_gpu=device.type == "cuda"))
+    return slots_for(graph_bytes(compute, given, embeds=embeds), free)

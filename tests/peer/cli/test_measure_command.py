@@ -12,6 +12,7 @@ from peer.cli.app import app
 from peer.cli.measure import add_row, measure_machine
 from peer.options.config import ConfigError
 from peer.training import model as model_module
+from peer.training import step
 from peer.training.model import FlatModel
 from protocol.pipeline.tables import parse_peers
 from protocol.run.run_spec import parse_toml
@@ -70,6 +71,27 @@ def test_what_a_trainer_goes_on_after_is_measured_as_it_goes_on(monkeypatch):
     monkeypatch.setattr(measure, "FlatModel", Failing)
     found = measure_machine(parse_toml(TINY + "training.compile = 'auto'"), "cpu", 0)
     assert found.tokens_per_s > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_layers_are_computed_again_where_a_trainer_would(monkeypatch, on_gpu):
+    """Of a device that holds one sequence, or four whose layers are computed again."""
+    tried = []
+
+    class Full(FlatModel):
+        def loss(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+            tried.append((len(tokens_BT), self.recomputes))
+            if len(tokens_BT) > (4 if self.recomputes else 1):
+                raise torch.OutOfMemoryError("out of memory")
+            return super().loss(tokens_BT)
+
+    if on_gpu:
+        monkeypatch.setattr(step, "fewest_at_once", lambda _, recomputes: 2 - recomputes)
+    monkeypatch.setattr(measure, "FlatModel", Full)
+    found = measure_machine(parse_toml(TINY), "cpu", 60, clock_s=iter(range(1000)).__next__)
+    assert found.sequences == (4 if on_gpu else 1)
+    assert tried[-1] == (found.sequences, on_gpu)
 
 
 @pytest.mark.slow

@@ -164,11 +164,22 @@ def test_layers_are_computed_again_where_not_even_one_sequence_fits():
     assert note.startswith("layers are computed again in the backward pass")
 
 
+@pytest.mark.parametrize(("device", "room"), [("cuda", 1.0), ("cuda", 2.0), ("cpu", 1.0)])
+def test_a_gpu_computes_layers_again_rather_than_train_on_one_sequence_at_a_time(device, room):
+    stepper = FullDevice(8, room=room, beside_moments=room)
+    stepper._model.device = torch.device(device)
+    fit_micro_batch(stepper, BLOCKS_BT)
+    rather = device == "cuda" and room == 1
+    least = [8, 4, 2, 2] if room == 2 else [8, 4, 2, 1, 1]
+    assert stepper.tried == ([8, 4, 2, 8, 4, 4] if rather else least)
+    assert stepper._model.recomputes == rather
+
+
 @pytest.mark.parametrize(
-    ("available", "micro_batch", "recomputes"), [(1 << 40, 8, False), (20e6, 4, True)]
+    ("available", "micro_batch", "recomputes"), [(1 << 40, 8, False), (64e6, 4, True)]
 )
 def test_a_cpu_is_told_by_the_memory_that_is_free(monkeypatch, available, micro_batch, recomputes):
-    """A quarter is ours: 5 MB, where a sequence takes 6.7 MB, and 1 MB computed again."""
+    """A quarter is ours: 16 MB, where a sequence takes 43 MB, and 3.9 MB computed again."""
     spec = RunSpec.model_validate(
         {"model": {"hidden_size": 16, "num_layers": 24, "num_heads": 2, "context_length": 168}}
     )
@@ -248,8 +259,8 @@ def test_the_search_starts_at_a_power_of_two(setting, batch_size, cap, expected)
 
 
 def test_a_cpu_keeps_memory_for_others():
-    assert cpu_micro_batch(8, 1) == 8
-    assert cpu_micro_batch(8, 1 << 60) == 0
+    assert cpu_micro_batch(8, lambda size: size) == 8
+    assert cpu_micro_batch(8, lambda size: size << 60) == 0
 
 
 def test_devices_that_are_not_here_are_refused():

@@ -4,11 +4,18 @@ import pytest
 import torch
 from test_stages import Stage, run_spec
 
+from peer.training import device
 from peer.training.messages import TrainerSettings
 from peer.training.pipe import SocketChannel
-from peer.training.shared import MAX_SLOTS, MIN_SLOTS, BoundaryRing, SharedVector, code_memory
+from peer.training.shared import (
+    MAX_SLOTS,
+    BoundaryRing,
+    SharedVector,
+    code_memory,
+)
 from peer.training.stages import build
 from peer.training.stages.build import graph_bytes, slots_for
+from protocol.run.needs import MIN_SLOTS, later_stage_memory
 
 
 class SilentPipe(SocketChannel):
@@ -16,12 +23,16 @@ class SilentPipe(SocketChannel):
         pass
 
 
+def graph_of(held, stage):
+    given = torch.zeros((2, 17), dtype=torch.int64) if stage == 0 else torch.zeros(2, 16, 32)
+    return graph_bytes(held.compute, given, embeds=stage == 0)
+
+
 def held_by(stage, *, checkpoints=False):
     held = Stage(run_spec(), stage)
     if checkpoints:
         held.model.recompute()
-    given = torch.zeros((2, 17), dtype=torch.int64) if stage == 0 else torch.zeros(2, 16, 32)
-    found = graph_bytes(held.compute, given, embeds=stage == 0)
+    found = graph_of(held, stage)
     assert not held.compute._held
     assert not held.model.gradient_P.any()
     return found, len(held.module.model.layers)
@@ -44,14 +55,14 @@ def test_checkpoints_hold_less():
 @pytest.mark.parametrize(
     ("graph", "free", "slots", "fit"),
     [
-        (100, 601, 5, True),
-        (100, 300, MIN_SLOTS, True),
-        (100, 250, MIN_SLOTS, False),
+        (100, 501, 5, True),
+        (100, 200, MIN_SLOTS, True),
+        (100, 150, MIN_SLOTS, False),
         (100, 1, MIN_SLOTS, False),
         (1, 10**9, MAX_SLOTS, True),
     ],
 )
-def test_as_many_as_fit_beside_a_backward(graph, free, slots, fit):
+def test_as_many_as_fit(graph, free, slots, fit):
     assert slots_for(graph, free) == (slots, fit)
 
 
@@ -62,7 +73,7 @@ def test_layers_are_computed_again_where_the_least_does_not_fit(
 ):
     """Only then, or where the user says so; and what is chosen is told."""
     spec = run_spec()
-    monkeypatch.setattr(build, "activation_memory", lambda _: 10**5 if small else 10**9)
+    monkeypatch.setattr(build, "activation_memory", lambda *_: 10**5 if small else 10**9)
     tokens = tmp_path / "tokens.u8"
     tokens.write_bytes(bytes(range(64)) * 200)
     layout = Stage(spec, 1).model.layout
@@ -83,3 +94,15 @@ def test_the_daemon_finds_as_many_slots_as_the_trainer_made():
     found = BoundaryRing.open(fd, 100)
     assert found.slots == 12
     assert bytes(found.slot(23)[:3]) == b"abc"
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_slots_leave_room_for_what_the_trainer_takes_later(monkeypatch, stage, recomputes):
+    held, spec, cpu = Stage(run_spec(), stage), run_spec(), torch.device("cpu")
+    if recomputes:
+        held.model.recompute()
+    needed = later_stage_memory(spec, stage, on_gpu=False) + 4 * 3 * graph_of(held, stage)
+    for more, slots in ((0, 3), (-4, 2)):
+        monkeypatch.setattr(device, "free_memory", lambda _, more=more: needed + more)
+        assert build.measured_slots(held.compute, spec, cpu, stage) == (slots, True)
