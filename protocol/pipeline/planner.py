@@ -20,7 +20,8 @@ paths of m visits can be dealt from visits v_s exactly when sum over s of min(v_
 path takes at most one visit of each stage (limits of order aside). A relay has a share of its
 stage's visits in each wave, by its speed; else the nearest would get everything.
 
-First plans for all together: every data peer gets relays of its own, near to it.
+First plans for all together: every data peer gets relays of its own, near to it. The best of
+several is taken.
 
 1. Machines are dealt into groups of one data peer and `visited` - 1 relays, and exchanged until the
    groups together train fastest: rate = sum over groups of slots / time of a microbatch that meets
@@ -546,6 +547,9 @@ class _Search:
 
 STANDSTILL: Final = 150
 """Moves without a gain after which a search goes on elsewhere."""
+MOST_STARTS: Final = 8
+"""Groupings of which a search begins at the best: they differ more than what it gains on one."""
+EVALUATIONS_PER_START: Final = 40
 
 
 def plan_paths(
@@ -599,10 +603,12 @@ class LocalSearch(_Search):
                 plan, now = candidate, found
 
     def first_plan(self) -> Plan:
-        """Groups; paths by need where no groups are legal. Raises NoPlan."""
-        grouped = grouped_plan(self.legal, self.draws)
-        if grouped is not None:
-            return grouped
+        """The best of some groupings; paths by need where none is legal. Raises NoPlan."""
+        starts = max(1, min(MOST_STARTS, self.most // EVALUATIONS_PER_START))
+        groupings = (grouped_plan(self.legal, self.draws) for _ in range(starts))
+        prices = {plan: found.price for plan in groupings if plan and (found := self.price(plan))}
+        if prices:
+            return min(prices, key=prices.__getitem__)
         stages = first_arrangement(self.legal)
         return self.dealt(stages, even_quotas(self.problem, stages))
 

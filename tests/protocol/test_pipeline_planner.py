@@ -19,9 +19,9 @@ from bench.planner_settings import (
 )
 from protocol.errors import LocalProtocolError
 from protocol.pipeline.pipelines import lower_bound_us
-from protocol.pipeline.planner import NoPlan, plan, plan_paths
+from protocol.pipeline.planner import LocalSearch, NoPlan, plan, plan_paths, uncounted
 from protocol.pipeline.problem import NO_SWAPS, PathRules, stage_orders
-from protocol.pipeline.simulator import Simulator, jobs_of
+from protocol.pipeline.simulator import Order, Simulator, jobs_of
 
 NEVER_US = 10**12
 QUOTAS = dict.fromkeys(PARTITIONS[0], 6)
@@ -55,6 +55,16 @@ def test_the_same_snapshot_and_seed_give_the_same_bytes():
     other = plan(problem, 40, seed=1).plan.digest(problem)
     assert digests[0] == digests[1] != other
     assert digests[0] == "13a625c968a6932da87e84a4377ba37a"
+
+
+def test_a_search_begins_at_the_best_of_several_groupings():
+    problem = published_problem(microbatches=15)
+
+    def first_us(evaluations: int) -> int:
+        first = LocalSearch(problem, evaluations, 0, Order.ARRIVAL, uncounted).first_plan()
+        return Simulator(problem).run(jobs_of(problem, first)).makespan_us or NEVER_US
+
+    assert first_us(320) < first_us(40)
 
 
 SMALL = [
