@@ -136,7 +136,7 @@ def _plain(record: "PipelineFacts | ReachFacts") -> dict[str, Any]:
 # --- pipelines ------------------------------------------------------------------------------------
 
 
-class Spent(StrEnum):
+class MicrobatchTime(StrEnum):
     """Kinds of time, summed over microbatches that are under way at once."""
 
     COMPUTING = "computing"
@@ -168,7 +168,9 @@ class PipelineFacts:
     plan: str | None = None
     planned_s: float | None = None
     iteration_s: float | None = None
-    spent_s: dict[Spent, float] = field(default_factory=lambda: dict.fromkeys(Spent, 0.0))
+    spent_s: dict[MicrobatchTime, float] = field(
+        default_factory=lambda: dict.fromkeys(MicrobatchTime, 0.0)
+    )
     other_plans: int = 0
     links: tuple[LinkTimes, ...] = ()
     work: WorkTimes = field(default_factory=WorkTimes)

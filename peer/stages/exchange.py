@@ -49,7 +49,7 @@ from protocol.wire.stage_messages import (
 )
 from protocol.wire.versions import STAGE
 
-from .company import StageCompany
+from .peers import StagePeers
 from .stopwatch import Stopwatch
 from .survey import Planner, Survey
 from .transfers import SERVED_IDLE_S, Arrivals, Line, Transfers, Unusual
@@ -125,14 +125,14 @@ class StageExchange:
         self,
         amended: AmendedSpec,
         stage: int,
-        company: StageCompany,
+        peers: StagePeers,
         around: Surroundings,
         plan: Planner = plan_of,
     ) -> None:
         self._facts, self._network = around.facts, around.network
         self._heard = around.heard
         self._total_steps_at = amended.total_steps_at
-        self._stage, self._company = stage, company
+        self._stage, self._peers = stage, peers
         spec, self._peer_id = amended.founding, around.network.peer_id
         planned: PlannedRouter | None = None
         self._core: DataPeerCore | RelayCore = RelayCore(SLOTS, PATIENCE_S)
@@ -145,7 +145,7 @@ class StageExchange:
             )
         self._events, self._work = around.events, around.work
         self._facts.microbatches = self._core.counts
-        self._survey = Survey(spec, stage, company, around, planned, plan)
+        self._survey = Survey(spec, stage, peers, around, planned, plan)
         self._stopwatch = Stopwatch(
             self._survey.measures, self._facts.pipeline, has_loss=stage == DATA_STAGE
         )
@@ -179,7 +179,7 @@ class StageExchange:
         """For a relay: no further than the data peers are, and not to the end while one trains."""
         if not isinstance(self._core, RelayCore):
             return step
-        there = self._company.data_peers()
+        there = self._peers.data_peers()
         step = min(step, max((float(m.progress.step) for m in there), default=step))
         may_end = self._core.may_end(
             trio.current_time(),
@@ -193,7 +193,7 @@ class StageExchange:
         if isinstance(self._core, RelayCore):
             self._facts.now_doing("waiting for the data peers to end")
             with trio.move_on_after(PATIENCE_S):
-                while any(m.progress.state == TRAINING for m in self._company.data_peers()):
+                while any(m.progress.state == TRAINING for m in self._peers.data_peers()):
                     await self._heard.park()
 
     def _trains(self, member: Member) -> bool:
@@ -217,15 +217,15 @@ class StageExchange:
     def _look_around(self, now_s: float) -> None:
         core = self._core
         if isinstance(core, RelayCore):
-            there = self._company.data_peers()
+            there = self._peers.data_peers()
             ended = bool(there) and all(map(self._has_ended, there))
             training = [m.peer_id for m in there if self._trains(m)]
             alive = [m.peer_id for m in there]
             self._do(core.present(training, now_s, ended=ended, alive=alive))
         elif isinstance(core, DataPeerCore):
-            others = self._company.others()
+            others = self._peers.others()
             trained = self._facts.step > 0 or any(m.progress.step > 0 for m in others)
-            self._do(core.present(self._company.relays(), now_s, trained=trained))
+            self._do(core.present(self._peers.relays(), now_s, trained=trained))
             self._left_out.look(core)
 
     async def _answer(self, stream: Stream) -> None:
@@ -269,7 +269,7 @@ class StageExchange:
         if self._line is None:
             return Refusal(RefusalReason.NOT_TRAINING, "my trainer has not started yet")
         origin = sender if isinstance(message, Announcement) else message.microbatch.origin
-        if isinstance(self._core, RelayCore) and self._company.stage_of(origin) != DATA_STAGE:
+        if isinstance(self._core, RelayCore) and self._peers.stage_of(origin) != DATA_STAGE:
             sentence = f"I know of no data peer {origin}; ask again when we are linked"
             return Refusal(RefusalReason.UNAVAILABLE, sentence)
         if isinstance(message, Trip):
@@ -278,7 +278,7 @@ class StageExchange:
 
     async def _take(self, talk: Conversation, trip: Trip, sender: PeerId) -> None:
         if trip.leg is Leg.FORWARD and isinstance(self._core, RelayCore):
-            there = {member.peer_id for member in self._company.data_peers()}
+            there = {member.peer_id for member in self._peers.data_peers()}
             self._other_plans.look(trip, there)
         offered_s = trio.current_time()
         refusal = await self._wait_turn(trip)
@@ -289,7 +289,7 @@ class StageExchange:
         line, onward = self._line, trip.next_move()
         assert line is not None, "offers are refused before the first trainer"
         try:
-            stage, waited_s = self._company.stage_of(sender), trio.current_time() - offered_s
+            stage, waited_s = self._peers.stage_of(sender), trio.current_time() - offered_s
             kind = sender, stage, trip.leg is Leg.BACKWARD
             begun = partial(self._offer_ahead, onward)
             arrival = await self._arrivals.receive(talk, line, kind, waited_s, begun)
@@ -380,7 +380,7 @@ class StageExchange:
         line, taken, receiver = self._line, False, command.trip.receiver
         if line is not None:
             with line.reading(command.slot) as codes:
-                if self._company.stage_of(receiver) is not None:
+                if self._peers.stage_of(receiver) is not None:
                     taken = await self._transfers.send(receiver, command, codes)
             if line is self._line:  # else what it had made is gone with it
                 line.send(Freed(command.slot))
@@ -394,7 +394,7 @@ class StageExchange:
         self._saying.add(said)
         answer, tries = None, LOST_TOLD if isinstance(message, Lost) else 1
         while answer is None and tries:
-            if self._company.stage_of(peer_id) is not None:
+            if self._peers.stage_of(peer_id) is not None:
                 answer = await self._transfers.ask(peer_id, message)
             tries -= 1
             if answer is None and tries:
@@ -411,7 +411,7 @@ class StageExchange:
         if trip.attempt <= max(ended, default=-1):
             return
         receiver = trip.receiver
-        if self._company.stage_of(receiver) is not None:
+        if self._peers.stage_of(receiver) is not None:
             self._transfers.plan_ahead(trip)
             self._start(self._transfers.offer_ahead, receiver, trip)
 

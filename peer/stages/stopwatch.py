@@ -4,7 +4,7 @@ The trainer does one thing at a time, so a piece of work began when it was deliv
 trainer was done with the piece before, whichever was later. Nothing is asked of the trainer for it.
 """
 
-from peer.facts import PipelineFacts, Spent
+from peer.facts import MicrobatchTime, PipelineFacts
 from protocol.microbatch import trainer_messages
 from protocol.microbatch.core import Command
 from protocol.routing.measures import Measures, Samples
@@ -70,16 +70,16 @@ class Stopwatch:
     def _worked_s(self, leg: Leg, number: int, now_s: float) -> float:
         began_s = max(self._idle_since_s, self._delivered.pop((leg, number), 0.0))
         self._idle_since_s = now_s
-        self._facts.spent_s[Spent.COMPUTING] += now_s - began_s
+        self._facts.spent_s[MicrobatchTime.COMPUTING] += now_s - began_s
         return now_s - began_s
 
     def asked(self, elapsed_s: float, waited_s: float) -> None:
         """A boundary that was ready had its credit after so long; its offer waited for a slot."""
         waited_s = min(waited_s, elapsed_s)
-        self._facts.spent_s[Spent.WAITING] += waited_s
-        self._facts.spent_s[Spent.SENDING] += elapsed_s - waited_s
+        self._facts.spent_s[MicrobatchTime.WAITING] += waited_s
+        self._facts.spent_s[MicrobatchTime.SENDING] += elapsed_s - waited_s
 
     def sent(self, peer_id: str, elapsed_s: float) -> float | None:
         """A boundary has gone to a peer, which has said so. Returns what one takes on the line."""
-        self._facts.spent_s[Spent.SENDING] += elapsed_s
+        self._facts.spent_s[MicrobatchTime.SENDING] += elapsed_s
         return self.measures.sent(peer_id, elapsed_s)

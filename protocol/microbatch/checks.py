@@ -42,7 +42,7 @@ from msgspec.structs import replace
 from protocol.limits import MAX_LINKS, forget_oldest
 from protocol.membership.book import BackOff, Pauses
 from protocol.pipeline.problem import Draws
-from protocol.wire.stage_messages import Microbatch, Path, Relays
+from protocol.wire.stage_messages import Microbatch, Path, RelaysByStage
 
 CHECKED: Final = 40
 """A microbatch costs a forward, and a backward of two; its check two forwards. So checks cost 1.7%
@@ -139,7 +139,7 @@ class Checks:
         return {relay for relay in relays if not self._pauses.is_due(relay, now_s)}
 
     def draw(
-        self, microbatch: Microbatch, path: Path, relays: Relays
+        self, microbatch: Microbatch, path: Path, relays: RelaysByStage
     ) -> tuple[Check, list[Path]] | None:
         """Whether a microbatch is checked, and over which paths its copies set out."""
         numbers = [len(relays[stage - 1]) for stage in path.stages]

@@ -62,7 +62,7 @@ from protocol.wire.stage_messages import (
     Noted,
     Notice,
     Path,
-    Relays,
+    RelaysByStage,
     Trip,
 )
 
@@ -86,14 +86,14 @@ class RelaysThere:
     """
 
     def __init__(self) -> None:
-        self.stages: Relays = ()
+        self.stages: RelaysByStage = ()
         self.all: frozenset[str] = frozenset()
         self.failed: set[str] = set()
         self.odd: set[str] = set()
         self.trained = False
         self.unstepped: dict[str, tuple[int, int]] = {}
 
-    def update(self, stages: Relays) -> tuple[frozenset[str], int]:
+    def update(self, stages: RelaysByStage) -> tuple[frozenset[str], int]:
         """Take over who is there now. Returns who has come, and the gradients that have gone."""
         before, self.stages = self.all, stages
         self.all = frozenset(relay for stage in stages for relay in stage)
@@ -108,7 +108,7 @@ class RelaysThere:
         return tuple(stage for stage, peers in enumerate(self.stages, 1) if not peers)
 
     @property
-    def sound(self) -> Relays:
+    def sound(self) -> RelaysByStage:
         return but(self.stages, self.odd)
 
     def added(self, relays: Iterable[str], iteration: int) -> None:
@@ -118,7 +118,7 @@ class RelaysThere:
             self.unstepped[relay] = iteration, gradients + 1 if newest == iteration else 1
 
 
-def but(relays: Relays, failed: set[str]) -> Relays:
+def but(relays: RelaysByStage, failed: set[str]) -> RelaysByStage:
     """All but these; a stage where all have failed is as it is."""
     return tuple(
         tuple(relay for relay in stage if relay not in failed) or stage for stage in relays
@@ -231,7 +231,7 @@ class DataPeerCore(StageCore):
         self.left_out: tuple[int, ...] = ()
 
     # --- what peers say ---------------------------------------------------------------------------
-    def present(self, relays: Relays, now_s: float, *, trained: bool) -> list[Command]:
+    def present(self, relays: RelaysByStage, now_s: float, *, trained: bool) -> list[Command]:
         """The peers of each stage from the second on, sorted; whether the run has been trained."""
         come, gone = self._relays.update(relays)
         self._relays.trained = trained

@@ -48,7 +48,7 @@ from typing import Final, NamedTuple
 
 from protocol.errors import LocalProtocolError
 
-from .problem import THOUSAND, Draws, Problem, Relays, Stages, cheapest_relays, stage_orders
+from .problem import THOUSAND, Draws, Problem, RelayNumbers, Stages, cheapest_relays, stage_orders
 from .simulator import Order, Plan, Simulator, jobs_of
 
 
@@ -86,7 +86,7 @@ class Legal:
 
     def cheapest(
         self, origin: int, machines: Mapping[int, Sequence[int]]
-    ) -> tuple[int, Relays] | None:
+    ) -> tuple[int, RelayNumbers] | None:
         """The cheapest path over one machine of each of these stages; None where none is legal."""
         orders = self.by_set.get(frozenset(machines), ())
         found = [
@@ -112,7 +112,7 @@ def first_paths(
     """
     orders = [order for order in legal.orders if not rising or list(order) == sorted(order)]
     dealer = _Dealer(legal, stages, orders, sum(quotas.values()))
-    paths: dict[int, list[Relays]] = {origin: [] for origin in quotas}
+    paths: dict[int, list[RelayNumbers]] = {origin: [] for origin in quotas}
     peers = legal.problem.peers
     while wave := sum(min(peers[o].slots, quotas[o] - len(paths[o])) for o in quotas):
         dealer.open_wave(wave)
@@ -121,7 +121,7 @@ def first_paths(
     return _plan_of(stages, paths)
 
 
-def _plan_of(stages: tuple[int, ...], paths: Mapping[int, Sequence[Relays]]) -> Plan:
+def _plan_of(stages: tuple[int, ...], paths: Mapping[int, Sequence[RelayNumbers]]) -> Plan:
     return Plan(stages, ((),) * len(stages)).with_paths(paths)
 
 
@@ -150,7 +150,7 @@ class _Dealer:
                 self.room[machine] = -(-visits * speed // speeds)
 
     def by_need(
-        self, quotas: Mapping[int, int], paths: Mapping[int, list[Relays]]
+        self, quotas: Mapping[int, int], paths: Mapping[int, list[RelayNumbers]]
     ) -> list[tuple[int, int]]:
         """Data peers and their microbatches of this wave, the dearest first."""
         counts = [
@@ -166,11 +166,11 @@ class _Dealer:
 
         return sorted(counts, key=lambda each: (-cheapest(each[0]), each[0]))
 
-    def _path(self, origin: int, order: Stages) -> tuple[int, Relays] | None:
+    def _path(self, origin: int, order: Stages) -> tuple[int, RelayNumbers] | None:
         layers = [[m for m in self.members[s] if self.room[m] > 0] for s in order]
         return cheapest_relays(origin, layers, self.prices)
 
-    def deal(self, origin: int) -> Relays:
+    def deal(self, origin: int) -> RelayNumbers:
         """Take the cheapest path that leaves enough for the others."""
         likely = filter(self._leaves_enough, self.orders)
         found = [path for order in likely if (path := self._path(origin, order))]
@@ -224,7 +224,7 @@ def evened_out(legal: Legal, plan: Plan) -> Plan | None:
 
 def _changes(
     legal: Legal, plan: Plan, crowded: int, under: Sequence[int]
-) -> Iterator[tuple[int, int, int, Relays]]:
+) -> Iterator[tuple[int, int, int, RelayNumbers]]:
     """The paths that could leave a crowded stage for one with room.
 
     Each is what it costs more, the data peer, the place in its order, and the other path.
@@ -446,12 +446,12 @@ class Moves:
     def any_sender(self, plan: Plan) -> int:
         return self.draws.of([origin for origin, paths in enumerate(plan.paths) if paths])
 
-    def _pick(self, plan: Plan, origin: int) -> tuple[int, Relays]:
+    def _pick(self, plan: Plan, origin: int) -> tuple[int, RelayNumbers]:
         place = self.draws.below(len(plan.paths[origin]))
         return place, plan.paths[origin][place]
 
 
-def put(plan: Plan, changes: Sequence[tuple[int, int, Relays]]) -> Plan:
+def put(plan: Plan, changes: Sequence[tuple[int, int, RelayNumbers]]) -> Plan:
     changed = {origin: list(plan.paths[origin]) for origin, _, _ in changes}
     for origin, place, path in changes:
         changed[origin][place] = path
@@ -464,15 +464,15 @@ def shifted(plan: Plan, origin: int, place: int, receiver: int) -> Plan:
     return plan.with_paths({origin: rest, receiver: (*plan.paths[receiver], own[place])})
 
 
-Move = Callable[[Moves, Plan, int], Plan | None]
-OF_PATHS: Final[tuple[Move, ...]] = (
+ChangePlan = Callable[[Moves, Plan, int], Plan | None]
+OF_PATHS: Final[tuple[ChangePlan, ...]] = (
     Moves.change_relay, Moves.reorder, Moves.exchange_stage, Moves.exchange_path
 )  # fmt: skip
-OF_ALL: Final[tuple[Move, ...]] = (*OF_PATHS, Moves.exchange_machines, Moves.shift_quota)
+OF_ALL: Final[tuple[ChangePlan, ...]] = (*OF_PATHS, Moves.exchange_machines, Moves.shift_quota)
 
 
 # --- the search -----------------------------------------------------------------------------------
-Spent = Callable[[int], None]
+CountEvaluations = Callable[[int], None]
 """Takes evaluations as they are spent."""
 
 
@@ -506,7 +506,7 @@ class Priced(NamedTuple):
 class _Search:
     """Simulates at most so many plans of one problem, and keeps the one that ends first."""
 
-    def __init__(self, problem: Problem, most: int, order: Order, spent: Spent) -> None:
+    def __init__(self, problem: Problem, most: int, order: Order, spent: CountEvaluations) -> None:
         self.problem = problem
         self.most = most
         self.simulator = Simulator(problem, order)
@@ -556,7 +556,7 @@ def plan_paths(
     *,
     seed: int = 0,
     order: Order = Order.ARRIVAL,
-    spent: Spent = uncounted,
+    spent: CountEvaluations = uncounted,
 ) -> Planned:
     """Plan the paths alone, for a given arrangement and given quotas. Raises NoPlan."""
     search = LocalSearch(problem, evaluations, seed, order, spent)
@@ -564,7 +564,9 @@ def plan_paths(
     return search.found()
 
 
-def plan(problem: Problem, evaluations: int, seed: int = 0, spent: Spent = uncounted) -> Planned:
+def plan(
+    problem: Problem, evaluations: int, seed: int = 0, spent: CountEvaluations = uncounted
+) -> Planned:
     """Plan arrangement, quotas and paths together. Raises NoPlan."""
     search = LocalSearch(problem, evaluations, seed, Order.ARRIVAL, spent)
     search.descend(search.first_plan(), OF_ALL)
@@ -580,14 +582,14 @@ def plan(problem: Problem, evaluations: int, seed: int = 0, spent: Spent = uncou
 
 class LocalSearch(_Search):
     def __init__(
-        self, problem: Problem, evaluations: int, seed: int, order: Order, spent: Spent
+        self, problem: Problem, evaluations: int, seed: int, order: Order, spent: CountEvaluations
     ) -> None:
         super().__init__(problem, evaluations, order, spent)
         self.legal = Legal(problem)
         self.draws = Draws(f"{problem.digest()}/{seed}")
         self.moves = Moves(self.draws, self.legal)
 
-    def descend(self, plan: Plan, choice: Sequence[Move]) -> None:
+    def descend(self, plan: Plan, choice: Sequence[ChangePlan]) -> None:
         now, idle = self.price(plan), 0
         while now is not None and idle < STANDSTILL and self.evaluations < self.most:
             idle += 1
@@ -669,7 +671,7 @@ def mended(
     plan: Plan,
     evaluations: int,
     order: Order = Order.ARRIVAL,
-    spent: Spent = uncounted,
+    spent: CountEvaluations = uncounted,
 ) -> Planned | None:
     """A plan that is at least as good for this problem; None where the given one is stuck."""
     descent = _Mending(problem, evaluations, order, spent)

@@ -38,7 +38,7 @@ from protocol.pipeline.question import rules_of
 from protocol.pipeline.simulator import Order, Plan
 from protocol.run.run_spec import RunSpec
 from protocol.run.ways import CODECS
-from protocol.wire.stage_messages import Path, Relays
+from protocol.wire.stage_messages import Path, RelaysByStage
 
 from .snapshots import LinkSnapshot, Terms, within_slots
 
@@ -71,10 +71,10 @@ class RandomRouter:
         self._rules = rules
         self._full_every = full_every
 
-    def is_full(self, iteration: int, relays: Relays) -> bool:
+    def is_full(self, iteration: int, relays: RelaysByStage) -> bool:
         return self._full_every > 0 and iteration % self._full_every == 0 and all(relays)
 
-    def paths(self, iteration: int, microbatches: int, relays: Relays) -> Sequence[Path]:
+    def paths(self, iteration: int, microbatches: int, relays: RelaysByStage) -> Sequence[Path]:
         """One for each microbatch; none where a path finds no relay."""
         draws, used = Draws(f"{self._name}/{iteration}"), Used()
         found: list[Path] = []
@@ -87,7 +87,7 @@ class RandomRouter:
         return found
 
     def _next(
-        self, iteration: int, number: int, of: int, relays: Relays, draws: Draws, used: Used
+        self, iteration: int, number: int, of: int, relays: RelaysByStage, draws: Draws, used: Used
     ) -> Path | None:
         """The path of a microbatch, by its number in the run, of so many in an iteration."""
         if self.is_full(iteration, relays):
@@ -95,7 +95,7 @@ class RandomRouter:
         return self._drawn(self._visited - 1, relays, draws, used)
 
     def another(
-        self, before: Path, turn: int, relays: Relays, *, turned: bool = False
+        self, before: Path, turn: int, relays: RelaysByStage, *, turned: bool = False
     ) -> Path | None:
         """Over the same stages and relays, if all have some; else over as many as are usual.
 
@@ -110,12 +110,12 @@ class RandomRouter:
         )
         return path if path is not None and kept.issubset(path.stages) else None
 
-    def whole(self, turn: int, relays: Relays) -> Path | None:
+    def whole(self, turn: int, relays: RelaysByStage) -> Path | None:
         draws = Draws(f"{self._name}/whole/{turn}")
         return _through(tuple(range(1, len(relays) + 1)), relays, draws, Used())
 
     def _drawn(
-        self, hops: int, relays: Relays, draws: Draws, used: Used, kept: Sequence[str] = ()
+        self, hops: int, relays: RelaysByStage, draws: Draws, used: Used, kept: Sequence[str] = ()
     ) -> Path | None:
         """A path over so many of the stages that have a relay; None where none is legal."""
         there = [stage for stage, peers in enumerate(relays, 1) if peers]
@@ -140,7 +140,7 @@ class RandomRouter:
 
 
 def _through(
-    stages: Stages, relays: Relays, draws: Draws, used: Used, kept: Sequence[str] = ()
+    stages: Stages, relays: RelaysByStage, draws: Draws, used: Used, kept: Sequence[str] = ()
 ) -> Path | None:
     """A path through these stages, by relays that are kept, or used least; None if one has none."""
     chosen = []
@@ -224,14 +224,14 @@ class PlannedRouter(RandomRouter):
     plan: PlannedPaths | None = None
     full: PlannedPaths | None = None
 
-    def own(self, iteration: int, relays: Relays) -> tuple[Path, ...]:
+    def own(self, iteration: int, relays: RelaysByStage) -> tuple[Path, ...]:
         plan = self.full if self.is_full(iteration, relays) else self.plan
         if plan is None or self.draws_all:
             return ()
         return plan.paths.get(self._origin, ())
 
     def _next(
-        self, iteration: int, number: int, of: int, relays: Relays, draws: Draws, used: Used
+        self, iteration: int, number: int, of: int, relays: RelaysByStage, draws: Draws, used: Used
     ) -> Path | None:
         own = self.own(iteration, relays)
         if not own:

@@ -76,7 +76,7 @@ class Path(Struct, frozen=True):
     plan: Digest | None = None
 
 
-Relays = tuple[tuple[str, ...], ...]
+RelaysByStage = tuple[tuple[str, ...], ...]
 """The peers of each stage from the second on, sorted."""
 
 

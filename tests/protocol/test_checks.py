@@ -21,9 +21,9 @@ from protocol.microbatch.checks import (
 from protocol.microbatch.data_peer import but
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
-from protocol.wire.stage_messages import Microbatch, Path, Relays
+from protocol.wire.stage_messages import Microbatch, Path, RelaysByStage
 
-STAGES: Relays = (("a1", "b1", "c1"), ("a2", "b2", "c2"), ("a3", "b3", "c3"))
+STAGES: RelaysByStage = (("a1", "b1", "c1"), ("a2", "b2", "c2"), ("a3", "b3", "c3"))
 SHARE = 0.03
 HONEST = 0.15
 """How far honest replicas are apart, at most (docs/log.md)."""

@@ -58,7 +58,7 @@ class BoundaryCoder:
         return values.view(self._shape)
 
 
-Work = Filled | Drop | Resend | Finish
+StageTask = Filled | Drop | Resend | Finish
 
 
 class StageChannel:
@@ -73,8 +73,8 @@ class StageChannel:
         self._ring = ring
         self._coder = coder
         self._free = deque(ring.outbound)
-        self._loops: deque[TrainerCommand] = deque()
-        self._works: deque[Work] = deque()
+        self._other_commands: deque[TrainerCommand] = deque()
+        self._tasks: deque[StageTask] = deque()
         self.between_steps: Callable[[], None] = lambda: None
 
     def emit(self, event: Said) -> None:
@@ -82,32 +82,32 @@ class StageChannel:
 
     def next_command(self, *, wait: bool) -> TrainerCommand | None:
         """The next command of rounds and averaging; None when there is none and `wait` is false."""
-        while not self._loops:
+        while not self._other_commands:
             command = self._channel.next_command(wait=wait)
             if command is None:
                 return None
             self._sort(command)
-            if self._works:
+            if self._tasks:
                 self.between_steps()
-        return self._loops.popleft()
+        return self._other_commands.popleft()
 
-    def next_work(self) -> Work:
+    def next_task(self) -> StageTask:
         """The most urgent command of the stage; waits for one. Raises Interrupted."""
         self._gather()
-        while not self._works:
+        while not self._tasks:
             self._wait()
-        for work in self._works:
-            if isinstance(work, Filled) and work.leg == Leg.BACKWARD:
-                self._works.remove(work)
-                return work
-        return self._works.popleft()
+        for task in self._tasks:
+            if isinstance(task, Filled) and task.leg == Leg.BACKWARD:
+                self._tasks.remove(task)
+                return task
+        return self._tasks.popleft()
 
     def scores(self) -> list[Filled]:
         """Boundaries that have come to be scored. Raises Interrupted."""
         self._gather()
-        found = [w for w in self._works if isinstance(w, Filled) and w.leg == Leg.SCORE]
-        for work in found:
-            self._works.remove(work)
+        found = [task for task in self._tasks if isinstance(task, Filled) and task.leg == Leg.SCORE]
+        for task in found:
+            self._tasks.remove(task)
         return found
 
     def _wait(self) -> None:
@@ -120,16 +120,16 @@ class StageChannel:
         """Take all that has come. Raises Interrupted where `Stop` is among it."""
         while (command := self._channel.next_command(wait=False)) is not None:
             self._sort(command)
-        if any(isinstance(each, Stop) for each in self._loops):
+        if any(isinstance(each, Stop) for each in self._other_commands):
             raise Interrupted
 
     def _sort(self, command: TrainerCommand) -> None:
         if isinstance(command, Freed):
             self._free.append(command.slot)
         elif isinstance(command, StageCommand):
-            self._works.append(command)
+            self._tasks.append(command)
         else:
-            self._loops.append(command)
+            self._other_commands.append(command)
 
     def read(self, filled: Filled) -> torch.Tensor:
         """The boundary that has come, [b, T, D]; its slot is free again. Raises ValueError."""

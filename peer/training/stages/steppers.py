@@ -140,7 +140,7 @@ class DataPeerStepper(_StageStepper):
         while parts or away:
             while parts and len(away) < self.in_flight:
                 away.add(self._begin(parts.popleft()))
-            command = self._channel.next_work()
+            command = self._channel.next_task()
             if isinstance(command, trainer_messages.Drop) and command.number in away:
                 self._compute.forget(command.number)
                 away.remove(command.number)
@@ -164,7 +164,7 @@ class DataPeerStepper(_StageStepper):
                 microbatch, tokens_bT = self._number(), parts.popleft()
                 away[microbatch] = tokens_bT
                 self._channel.send(Leg.SCORE, microbatch, self._compute.score_embed(tokens_bT))
-            command = self._channel.next_work()
+            command = self._channel.next_task()
             if (
                 not isinstance(command, trainer_messages.Filled | trainer_messages.Drop)
                 or command.number not in away
@@ -216,7 +216,7 @@ class RelayStepper(_StageStepper):
     def step(self, _blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Do what comes until the daemon says that it is all. Raises Interrupted."""
         done = 0
-        while not isinstance(command := self._channel.next_work(), trainer_messages.Finish):
+        while not isinstance(command := self._channel.next_task(), trainer_messages.Finish):
             if isinstance(command, trainer_messages.Drop):
                 self._compute.forget(command.number)
             elif isinstance(command, trainer_messages.Filled):

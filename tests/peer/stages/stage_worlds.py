@@ -19,8 +19,8 @@ from peer.network.simulated import LinkModel, SimulatedInternet
 from peer.rounds.surroundings import Surroundings
 from peer.rounds.way import TrainerLine
 from peer.runtime.work import SimulatedWork
-from peer.stages.company import StageCompany
 from peer.stages.exchange import StageExchange
+from peer.stages.peers import StagePeers
 from peer.training.shared import RING_PER_SLOT, SLOTS, BoundaryRing, code_memory
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.membership.group import Group
@@ -179,7 +179,7 @@ class StagePeer:
         spec = RunSpec.model_validate(
             {"pipeline": pipeline, "training": {"batch_size": world.microbatches}}
         )
-        company = StageCompany(self.roster, RUN_ID, world.stages)
+        peers = StagePeers(self.roster, RUN_ID, world.stages)
         around = Surroundings(
             network=network,
             roster=self.roster,
@@ -189,7 +189,7 @@ class StagePeer:
             sign=sign,
             work=SimulatedWork(0.0),
         )
-        self.exchange = StageExchange(AmendedSpec(spec), stage, company, around, world.plan)
+        self.exchange = StageExchange(AmendedSpec(spec), stage, peers, around, world.plan)
 
     def emit(self, name, /, **fields):
         self.told.append((name, fields))

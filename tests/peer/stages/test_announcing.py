@@ -72,7 +72,7 @@ async def tell(transfers: Any, stages: Iterable[int | None], times: int) -> None
     of_each_look = iter(stages)
     exchange: Any = SimpleNamespace(
         _core=None,
-        _company=SimpleNamespace(stage_of=lambda _: next(of_each_look)),
+        _peers=SimpleNamespace(stage_of=lambda _: next(of_each_look)),
         _transfers=transfers,
         _saying=set(),
     )
