@@ -27,7 +27,7 @@ from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import ANSWER_S, MAX_REMEMBERED
 from protocol.membership.view import TRAINING, Member
 from protocol.microbatch.checks import Check, Checks, Compare, Differing, Read
-from protocol.microbatch.core import AnswerOffer, Command, SendBoundary, Tell
+from protocol.microbatch.core import AnswerOffer, Command, OfferAhead, SendBoundary, SendNotice
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import Freed, StageEvent
@@ -39,13 +39,13 @@ from protocol.wire.messages import Refusal
 from protocol.wire.stage_messages import (
     Announcement,
     BoundaryKept,
+    Direction,
     GetLinks,
     GetSnapshot,
-    Leg,
+    Hop,
     Lost,
     Microbatch,
     Notice,
-    Trip,
 )
 from protocol.wire.versions import STAGE
 
@@ -95,12 +95,12 @@ class OtherPlans:
         self._facts = facts
         self._newest_of: dict[PeerId, str] = {}
 
-    def look(self, trip: Trip, data_peers: Collection[PeerId]) -> None:
+    def look(self, hop: Hop, data_peers: Collection[PeerId]) -> None:
         for gone in self._newest_of.keys() - set(data_peers):
             del self._newest_of[gone]
-        plan = trip.path.plan
+        plan = hop.path.plan
         if plan is not None:
-            self._newest_of[trip.microbatch.origin] = plan
+            self._newest_of[hop.microbatch.origin] = plan
             others = self._newest_of.values()
             self._facts.pipeline.other_plans += any(other != plan for other in others)
 
@@ -233,17 +233,17 @@ class StageExchange:
             sender, patience_s = talk.remote_peer_id, ANSWER_S
             while True:
                 message, _ = await talk.receive(
-                    Trip, Announcement, Lost, GetLinks, GetSnapshot, timeout_s=patience_s
+                    Hop, Announcement, Lost, GetLinks, GetSnapshot, timeout_s=patience_s
                 )
                 patience_s = SERVED_IDLE_S
                 if isinstance(message, GetLinks | GetSnapshot):
                     await self._survey.answer(talk, message)
                     continue
-                assert isinstance(message, Trip | Notice)
+                assert isinstance(message, Hop | Notice)
                 refusal = self._refusal(message, sender)
                 if refusal is not None:
                     await talk.send(refusal, stall_s=ANSWER_S)
-                elif isinstance(message, Trip):
+                elif isinstance(message, Hop):
                     await self._take(talk, message, sender)
                 else:
                     if isinstance(message, Lost) and message.microbatch.origin == sender:
@@ -252,7 +252,7 @@ class StageExchange:
                     self._do(commands)
                     await talk.send(answer, stall_s=ANSWER_S)
 
-    def _refusal(self, message: Trip | Notice, sender: PeerId) -> Refusal | None:
+    def _refusal(self, message: Hop | Notice, sender: PeerId) -> Refusal | None:
         """Why a message is none of our business; None when it is.
 
         A relay works for the data peers that it knows, and heeds no other's iterations: what a
@@ -261,7 +261,7 @@ class StageExchange:
         Raises:
             RemoteProtocolError: its path is none, does not lead to us, or not from the sender.
         """
-        stage = message.stage if isinstance(message, Trip) else None
+        stage = message.stage if isinstance(message, Hop) else None
         if stage not in (None, self._stage):
             # Paths are made before they are travelled: we may have gone over to another since.
             sentence = f"I hold stage {self._stage}, not stage {stage}"
@@ -272,48 +272,48 @@ class StageExchange:
         if isinstance(self._core, RelayCore) and self._peers.stage_of(origin) != DATA_STAGE:
             sentence = f"I know of no data peer {origin}; ask again when we are linked"
             return Refusal(RefusalReason.UNAVAILABLE, sentence)
-        if isinstance(message, Trip):
+        if isinstance(message, Hop):
             message.check(sender, self._peer_id)
         return None
 
-    async def _take(self, talk: Conversation, trip: Trip, sender: PeerId) -> None:
-        if trip.leg is Leg.FORWARD and isinstance(self._core, RelayCore):
+    async def _take(self, talk: Conversation, hop: Hop, sender: PeerId) -> None:
+        if hop.direction is Direction.FORWARD and isinstance(self._core, RelayCore):
             there = {member.peer_id for member in self._peers.data_peers()}
-            self._other_plans.look(trip, there)
+            self._other_plans.look(hop, there)
         offered_s = trio.current_time()
-        refusal = await self._wait_turn(trip)
+        refusal = await self._wait_turn(hop)
         if refusal is not None:
-            sentence = f"microbatch {trip.microbatch.index}: {refusal}"
+            sentence = f"microbatch {hop.microbatch.index}: {refusal}"
             await talk.send(Refusal(refusal, sentence), stall_s=ANSWER_S)
             return
-        line, onward = self._line, trip.next_move()
+        line, onward = self._line, hop.next_hop()
         assert line is not None, "offers are refused before the first trainer"
         try:
             stage, waited_s = self._peers.stage_of(sender), trio.current_time() - offered_s
-            kind = sender, stage, trip.leg is Leg.BACKWARD
+            kind = sender, stage, hop.direction is Direction.BACKWARD
             begun = partial(self._offer_ahead, onward)
             arrival = await self._arrivals.receive(talk, line, kind, waited_s, begun)
         except LocoError as error:
             self._take_back(onward)
             refused = isinstance(error, RemoteProtocolError | Unusual)
-            self._do(self._core.broke_off(trip, trio.current_time(), refused=refused))
+            self._do(self._core.broke_off(hop, trio.current_time(), refused=refused))
             raise
         slot, loss, took_s = arrival
         self._stopwatch.measures.received(sender, took_s)
         if line is not self._line:
             return  # its trainer is gone, and all that it held
-        commands = self._core.arrived(trip, slot, loss)
+        commands = self._core.arrived(hop, slot, loss)
         if Freed(slot) in commands:
             self._take_back(onward)
         self._do(commands)
         await talk.send(BoundaryKept(), stall_s=ANSWER_S)
 
-    async def _wait_turn(self, trip: Trip) -> RefusalReason | None:
-        """Wait until a trip is welcome. Returns None then, or why it is not."""
+    async def _wait_turn(self, hop: Hop) -> RefusalReason | None:
+        """Wait until a hop is welcome. Returns None then, or why it is not."""
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
         self._answers[ticket], answer = trio.open_memory_channel[RefusalReason | None](1)
         try:
-            self._do(self._core.offered(ticket, trip))
+            self._do(self._core.offered(ticket, hop))
             with trio.move_on_after(PATIENCE_S):
                 return await answer.receive()
         finally:
@@ -330,11 +330,11 @@ class StageExchange:
                         self._answers.pop(ticket).send_nowait(refusal)
                 case SendBoundary():
                     self._start(self._send, command)
-                case Trip():
-                    self._offer_ahead(command)
+                case OfferAhead(hop):
+                    self._offer_ahead(hop)
                 case Read() | Compare() | Differing():
                     self._check(command)
-                case Tell(to, message):
+                case SendNotice(to, message):
                     self._say(to, message)
                 case _:
                     self._stopwatch.told(command, trio.current_time())
@@ -377,14 +377,14 @@ class StageExchange:
             self._nursery.start_soon(job, *arguments)
 
     async def _send(self, command: SendBoundary) -> None:
-        line, taken, receiver = self._line, False, command.trip.receiver
+        line, taken, receiver = self._line, False, command.hop.receiver
         if line is not None:
             with line.reading(command.slot) as codes:
                 if self._peers.stage_of(receiver) is not None:
                     taken = await self._transfers.send(receiver, command, codes)
             if line is self._line:  # else what it had made is gone with it
                 line.send(Freed(command.slot))
-        self._do(self._core.sent(command.trip, trio.current_time(), taken=taken))
+        self._do(self._core.sent(command.hop, trio.current_time(), taken=taken))
 
     async def _tell(self, peer_id: PeerId, message: Notice) -> None:
         """Say something once at a time, and tell the core what is answered."""
@@ -403,19 +403,19 @@ class StageExchange:
         if answer is not None and isinstance(self._core, DataPeerCore):
             self._do(self._core.noted(peer_id, message, answer))
 
-    def _offer_ahead(self, trip: Trip | None) -> None:
-        """Offer a move whose boundary will be there soon, unless there will be none."""
-        if trip is None:
+    def _offer_ahead(self, hop: Hop | None) -> None:
+        """Offer a hop whose boundary will be there soon, unless there will be none."""
+        if hop is None:
             return
-        ended = [attempt for lost, attempt in self._ended if lost == trip.microbatch]
-        if trip.attempt <= max(ended, default=-1):
+        ended = [attempt for lost, attempt in self._ended if lost == hop.microbatch]
+        if hop.attempt <= max(ended, default=-1):
             return
-        receiver = trip.receiver
+        receiver = hop.receiver
         if self._peers.stage_of(receiver) is not None:
-            self._transfers.plan_ahead(trip)
-            self._start(self._transfers.offer_ahead, receiver, trip)
+            self._transfers.plan_ahead(hop)
+            self._start(self._transfers.offer_ahead, receiver, hop)
 
-    def _take_back(self, onward: Trip | None) -> None:
+    def _take_back(self, onward: Hop | None) -> None:
         if onward is not None:
             self._start(self._transfers.take_back, onward)
 

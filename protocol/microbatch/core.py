@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from protocol.outcomes import RefusalReason
-from protocol.wire.stage_messages import Leg, Notice, Trip
+from protocol.wire.stage_messages import Direction, Hop, Notice
 
 from .checks import Compare, Differing, Read
 from .trainer_messages import Begun, Filled, Freed, GradientAdded, StageCommand, StageEvent, Stepped
@@ -65,19 +65,27 @@ class AnswerOffer:
 class SendBoundary:
     """Send what lies in this outbound slot, and free it."""
 
-    trip: Trip
+    hop: Hop
     slot: int
     loss: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendNotice:
     to: tuple[str, ...]
     message: Notice
 
 
-Command = StageCommand | AnswerOffer | SendBoundary | Trip | Tell | Read | Compare | Differing
-"""A trip is to be offered ahead: its boundary will be there soon."""
+@dataclass(frozen=True, slots=True)
+class OfferAhead:
+    """Offer this hop now: its boundary will be there soon."""
+
+    hop: Hop
+
+
+Command = (
+    StageCommand | AnswerOffer | SendBoundary | OfferAhead | SendNotice | Read | Compare | Differing
+)
 
 
 class StageCore(ABC):
@@ -88,8 +96,8 @@ class StageCore(ABC):
 
     def took(self, event: StageEvent, now_s: float) -> list[Command]:
         match event:
-            case Filled(leg, number, slot, loss):
-                return self.produced(leg, number, slot, loss, now_s)
+            case Filled(direction, number, slot, loss):
+                return self.produced(direction, number, slot, loss, now_s)
             case GradientAdded(number):
                 return self.returned(number, now_s)
             case Begun(microbatches):
@@ -102,7 +110,7 @@ class StageCore(ABC):
 
     @abstractmethod
     def produced(
-        self, leg: Leg, number: int, slot: int, loss: float | None, now_s: float
+        self, direction: Direction, number: int, slot: int, loss: float | None, now_s: float
     ) -> list[Command]:
         """The boundary that goes on lies in this outbound slot."""
 

@@ -11,7 +11,7 @@ Rules
      them leave out a stage that nobody holds any more, if paths may be so; where they may not, and
      before anything has been trained, the iteration waits for somebody to come. What is left out
      gets no gradient (`without`).
-  3. A microbatch is lost when a trip of it fails, when a relay says so, or when a relay of its path
+  3. A microbatch is lost when a hop of it fails, when a relay says so, or when a relay of its path
      is no longer there. The relays of its path are told to forget this *attempt*, and the
      microbatch sets out again in the next one, under the same name, ATTEMPTS times at most.
      If it had not come to the loss yet, no stage has its gradient: it sets out at once, and avoids
@@ -32,7 +32,7 @@ Rules
   6. The next microbatches, as many as the trainer keeps under way, are named and offered to their
      first relays before the trainer has produced them: when an iteration sets out, and when one is
      about to come home.
-  7. Each move to us is welcome once in each attempt, again only if it breaks off.
+  7. Each hop to us is welcome once in each attempt, again only if it breaks off.
   8. A boundary that cannot be right (sizes.py), here or at a relay, makes its sender one that has
      failed. So does a relay's word against another, whose gradient it has refused; that is believed
      once for each microbatch: a relay that refuses those of two is the odd one itself.
@@ -56,18 +56,18 @@ from protocol.routing.routers import RandomRouter
 from protocol.wire.messages import Refusal
 from protocol.wire.stage_messages import (
     Announcement,
-    Leg,
+    Direction,
+    Hop,
     Lost,
     Microbatch,
     Noted,
     Notice,
     Path,
     RelaysByStage,
-    Trip,
 )
 
 from .checks import Check, Checks, Compare, Read
-from .core import AnswerOffer, Command, Counted, SendBoundary, StageCore, Tell
+from .core import AnswerOffer, Command, Counted, OfferAhead, SendBoundary, SendNotice, StageCore
 from .iterations import Announced, next_iteration
 from .trainer_messages import Drop, Filled, Freed, Resend
 
@@ -154,7 +154,7 @@ class Away:
     microbatch: Microbatch
     path: Path
     since_s: float
-    leg: Leg
+    direction: Direction
     without: bool = False
     attempt: int = 0
     waits: bool = False
@@ -169,12 +169,12 @@ class Away:
     check: Check | None = None
     copies: list[Path] = field(default_factory=list)
 
-    def is_due(self, trip: Trip) -> bool:
-        is_for_this = (trip.leg is Leg.SCORE) == (self.leg is Leg.SCORE)
-        return is_for_this and trip.attempt == self.attempt and not (self.waits or self.home)
+    def is_due(self, hop: Hop) -> bool:
+        is_for_this = (hop.direction is Direction.SCORE) == (self.direction is Direction.SCORE)
+        return is_for_this and hop.attempt == self.attempt and not (self.waits or self.home)
 
-    def lost(self) -> Tell:
-        return Tell(self.path.relays, Lost(self.microbatch, self.attempt))
+    def lost(self) -> SendNotice:
+        return SendNotice(self.path.relays, Lost(self.microbatch, self.attempt))
 
 
 @dataclass(slots=True)
@@ -187,7 +187,7 @@ class OwnIteration:
         named: those that have one, and have not set out (rule 6).
         seen: numbers of those that the trainer has produced.
         ready: (number, slot) of those that could set out, and wait for a path.
-        welcomed: the moves to us that were let come: (microbatch, leg, attempt).
+        welcomed: the hops to us that were let come: (microbatch, direction, attempt).
     """
 
     left: int = 0
@@ -195,7 +195,7 @@ class OwnIteration:
     named: dict[Microbatch, Path] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     ready: list[tuple[int, int]] = field(default_factory=list)
-    welcomed: set[tuple[Microbatch, Leg, int]] = field(default_factory=set)
+    welcomed: set[tuple[Microbatch, Direction, int]] = field(default_factory=set)
 
 
 @dataclass(eq=False)
@@ -241,7 +241,7 @@ class DataPeerCore(StageCore):
         commands: list[Command] = []
         if come and self.announced:
             self._deaf |= come
-            commands.append(Tell(tuple(sorted(come)), Announcement(self.announced)))
+            commands.append(SendNotice(tuple(sorted(come)), Announcement(self.announced)))
         for away in list(self._away.values()):
             if not self._relays.all.issuperset(away.path.relays):
                 commands += self._lose(away)
@@ -277,7 +277,7 @@ class DataPeerCore(StageCore):
         if lost in named and relay in named[lost].relays:
             other = self._name()  # which nobody has forgotten
             self._present.named = {other if m == lost else m: path for m, path in named.items()}
-            return [Tell(named[lost].relays, Lost(lost))]
+            return [SendNotice(named[lost].relays, Lost(lost))]
         away = self._find(lost)
         if away is None or relay not in away.path.relays or told.attempt > away.attempt:
             return []
@@ -298,55 +298,55 @@ class DataPeerCore(StageCore):
             away.accused.add(relay)
         self._relays.failed.add(relay)
 
-    def offered(self, ticket: int, trip: Trip) -> list[Command]:
-        away = self._find(trip.microbatch)
-        path = self._present.named.get(trip.microbatch) if away is None else away.path
-        is_here = trip.place in (0, len(trip.path.relays) + 1)
-        if path != trip.path or not is_here or (away and not away.is_due(trip)):
+    def offered(self, ticket: int, hop: Hop) -> list[Command]:
+        away = self._find(hop.microbatch)
+        path = self._present.named.get(hop.microbatch) if away is None else away.path
+        is_here = hop.place in (0, len(hop.path.relays) + 1)
+        if path != hop.path or not is_here or (away and not away.is_due(hop)):
             return [AnswerOffer(ticket, RefusalReason.UNAVAILABLE)]
-        move, welcomed = (trip.microbatch, trip.leg, trip.attempt), self._present.welcomed
-        if move in welcomed:
+        name, welcomed = (hop.microbatch, hop.direction, hop.attempt), self._present.welcomed
+        if name in welcomed:
             return [AnswerOffer(ticket, RefusalReason.TWICE)]
-        welcomed.add(move)
+        welcomed.add(name)
         if away is None:
             return [AnswerOffer(ticket)]  # offered ahead all along its path
-        away.nearly_home = trip.place == 0
+        away.nearly_home = hop.place == 0
         return [AnswerOffer(ticket), *self._offer_ahead()]
 
     def withdrawn(self, ticket: int) -> list[Command]:
         """Nothing waits here."""
         return []
 
-    def arrived(self, trip: Trip, slot: int, loss: float | None) -> list[Command]:
-        away = self._find(trip.microbatch)
-        if away is None or not away.is_due(trip):
+    def arrived(self, hop: Hop, slot: int, loss: float | None) -> list[Command]:
+        away = self._find(hop.microbatch)
+        if away is None or not away.is_due(hop):
             return [Freed(slot)]
         away.turned = True
-        if trip.leg is Leg.SCORE:
+        if hop.direction is Direction.SCORE:
             del self._away[away.number]
             if away.check is not None:
                 return [_read(away.check, away.path, slot), Freed(slot)]
-        elif trip.leg is Leg.BACKWARD:
+        elif hop.direction is Direction.BACKWARD:
             away.home = True
             self._relays.added(away.path.relays, away.microbatch.iteration)
         else:
             away.losses.append(away.attempt)
-            return self._turned(away, Filled(trip.leg, away.number, slot, loss))
-        return [Filled(trip.leg, away.number, slot, loss)]
+            return self._turned(away, Filled(hop.direction, away.number, slot, loss))
+        return [Filled(hop.direction, away.number, slot, loss)]
 
-    def broke_off(self, trip: Trip, now_s: float, *, refused: bool = False) -> list[Command]:
-        self._present.welcomed.discard((trip.microbatch, trip.leg, trip.attempt))
-        away = self._find(trip.microbatch)
+    def broke_off(self, hop: Hop, now_s: float, *, refused: bool = False) -> list[Command]:
+        self._present.welcomed.discard((hop.microbatch, hop.direction, hop.attempt))
+        away = self._find(hop.microbatch)
         if refused:
             self.counts[Counted.REFUSED] += 1
-            self._relays.failed.add(trip.sender)
+            self._relays.failed.add(hop.sender)
             if away is not None:
-                away.accused.add(trip.sender)
-        return [] if away is None or not away.is_due(trip) else self._lose(away)
+                away.accused.add(hop.sender)
+        return [] if away is None or not away.is_due(hop) else self._lose(away)
 
-    def sent(self, trip: Trip, now_s: float, *, taken: bool) -> list[Command]:
-        away = self._find(trip.microbatch)
-        return [] if taken else self._failed(away, trip.attempt, trip.receiver)
+    def sent(self, hop: Hop, now_s: float, *, taken: bool) -> list[Command]:
+        away = self._find(hop.microbatch)
+        return [] if taken else self._failed(away, hop.attempt, hop.receiver)
 
     # --- what the trainer says --------------------------------------------------------------------
     def begun(self, microbatches: int, now_s: float) -> list[Command]:
@@ -357,27 +357,32 @@ class DataPeerCore(StageCore):
         return self._set_out(now_s)
 
     def produced(
-        self, leg: Leg, number: int, slot: int, loss: float | None, now_s: float
+        self, direction: Direction, number: int, slot: int, loss: float | None, now_s: float
     ) -> list[Command]:
         present, away = self._present, self._away.get(number)
-        if leg is Leg.SCORE:
+        if direction is Direction.SCORE:
             return self._score(number, slot, now_s)
-        if leg is Leg.FORWARD and away is None and number not in present.seen:
+        if direction is Direction.FORWARD and away is None and number not in present.seen:
             present.seen.add(number)
             present.ready.append((number, slot))
             return self._leave(now_s)
-        if leg is Leg.FORWARD and away is not None and away.waits:
+        if direction is Direction.FORWARD and away is not None and away.waits:
             away.slot = slot
             return self._set_out_again(away) if away.attempt == 1 else []
-        if leg is Leg.FORWARD and away is not None and away.copies:
+        if direction is Direction.FORWARD and away is not None and away.copies:
             copy, path = self._name(), away.copies.pop()
-            score = Away(-copy.index, copy, path, now_s, Leg.SCORE, check=away.check)
+            score = Away(-copy.index, copy, path, now_s, Direction.SCORE, check=away.check)
             return [self._send(score, slot)]
-        if away is None or leg is Leg.FORWARD or away.losses.pop(0) < away.attempt or away.waits:
+        if (
+            away is None
+            or direction is Direction.FORWARD
+            or away.losses.pop(0) < away.attempt
+            or away.waits
+        ):
             return [Freed(slot)]
         place = len(away.path.relays)
-        trip = Trip(away.microbatch, Leg.BACKWARD, away.path, place, away.attempt)
-        return [SendBoundary(trip, slot, loss)]
+        hop = Hop(away.microbatch, Direction.BACKWARD, away.path, place, away.attempt)
+        return [SendBoundary(hop, slot, loss)]
 
     def returned(self, number: int, now_s: float) -> list[Command]:
         away = self._away.pop(number, None)
@@ -389,10 +394,12 @@ class DataPeerCore(StageCore):
 
     def restarted(self, slots: int) -> list[Command]:
         lost = list(self._away.values())
-        self.counts[Counted.LOST] += sum(away.leg is not Leg.SCORE for away in lost)
+        self.counts[Counted.LOST] += sum(away.direction is not Direction.SCORE for away in lost)
         self._away.clear()
         self.in_flight = slots if self.in_flight else 0
-        offered = [Tell(path.relays, Lost(name)) for name, path in self._present.named.items()]
+        offered = [
+            SendNotice(path.relays, Lost(name)) for name, path in self._present.named.items()
+        ]
         self._present = OwnIteration()
         told: list[Command] = [away.lost() for away in lost]
         return [*told, *offered, *self._announce(self.iteration + 1)] if self.iteration else told
@@ -400,13 +407,13 @@ class DataPeerCore(StageCore):
     def ticked(self, now_s: float) -> list[Command]:
         commands: list[Command] = []
         if self._deaf:
-            commands.append(Tell(tuple(sorted(self._deaf)), Announcement(self.announced)))
+            commands.append(SendNotice(tuple(sorted(self._deaf)), Announcement(self.announced)))
         for away in list(self._away.values()):
             if now_s - away.since_s >= self._patience_s and not away.home:
                 commands += self._give_up(away)
                 continue
             if again := tuple(sorted(away.unheard & self._relays.all)):
-                commands.append(Tell(again, Lost(away.microbatch, away.attempt - 1)))
+                commands.append(SendNotice(again, Lost(away.microbatch, away.attempt - 1)))
             if away.waits:
                 commands += self._set_out_again(away)
         return commands
@@ -433,17 +440,19 @@ class DataPeerCore(StageCore):
         if iteration <= self.announced:
             return []
         self.announced, self._deaf = iteration, set(self._relays.all)
-        return [Tell(tuple(sorted(self._deaf)), Announcement(iteration))]
+        return [SendNotice(tuple(sorted(self._deaf)), Announcement(iteration))]
 
     def _offer_ahead(self) -> list[Command]:
         """Name and offer what the trainer will produce next (rule 6)."""
         present, commands = self._present, list[Command]()
         away = self._away.values()
-        under_way = sum(not each.nearly_home and each.leg is not Leg.SCORE for each in away)
+        under_way = sum(
+            not each.nearly_home and each.direction is not Direction.SCORE for each in away
+        )
         while present.paths and under_way + len(present.named) < self.in_flight:
             microbatch, path = self._name(), present.paths.popleft()
             present.named[microbatch] = path
-            commands.append(Trip(microbatch, Leg.FORWARD, path, 1))
+            commands.append(OfferAhead(Hop(microbatch, Direction.FORWARD, path, 1)))
         return commands
 
     def _name(self) -> Microbatch:
@@ -459,7 +468,7 @@ class DataPeerCore(StageCore):
                 assert present.paths, "the loop goes on while there are some"
                 present.named[self._name()] = present.paths.popleft()
             microbatch = next(iter(present.named))
-            away = Away(number, microbatch, present.named.pop(microbatch), now_s, Leg.FORWARD)
+            away = Away(number, microbatch, present.named.pop(microbatch), now_s, Direction.FORWARD)
             commands.append(self._send(away, slot))
         return commands
 
@@ -484,11 +493,13 @@ class DataPeerCore(StageCore):
         path = self._router.whole(self._next_index, stages) if stages else None
         if path is None:
             return [Freed(slot), Drop(number)]
-        return [self._send(Away(number, self._name(), path, now_s, Leg.SCORE), slot)]
+        return [self._send(Away(number, self._name(), path, now_s, Direction.SCORE), slot)]
 
     def _send(self, away: Away, slot: int) -> Command:
         self._away[away.number], away.without = away, bool(self._relays.missing)
-        return SendBoundary(Trip(away.microbatch, away.leg, away.path, 1, away.attempt), slot, None)
+        return SendBoundary(
+            Hop(away.microbatch, away.direction, away.path, 1, away.attempt), slot, None
+        )
 
     # --- checks -----------------------------------------------------------------------------------
     def _turned(self, away: Away, filled: Filled) -> list[Command]:
@@ -528,7 +539,7 @@ class DataPeerCore(StageCore):
         """It will not come back as it is (rule 3)."""
         if away.home or away.waits:
             return []
-        if away.leg is Leg.SCORE or away.attempt + 1 >= ATTEMPTS:
+        if away.direction is Direction.SCORE or away.attempt + 1 >= ATTEMPTS:
             return self._give_up(away)
         told, away.unheard = away.lost(), set(away.path.relays)
         away.attempt, away.waits, away.nearly_home = away.attempt + 1, True, False
@@ -537,13 +548,13 @@ class DataPeerCore(StageCore):
 
     def _give_up(self, away: Away) -> list[Command]:
         del self._away[away.number]
-        if away.check is not None and away.leg is Leg.SCORE:
+        if away.check is not None and away.direction is Direction.SCORE:
             away.check.awaited -= 1
             return [away.lost(), *_compare(away.check)]
         gone: list[Command] = [Drop(away.number), away.lost()]
         if away.slot is not None:
             gone.append(Freed(away.slot))
-        if away.leg is Leg.SCORE:
+        if away.direction is Direction.SCORE:
             return gone
         self.counts[Counted.LOST] += 1
         return [*gone, *self._end_one()]

@@ -35,7 +35,7 @@ from typing import Final
 
 from protocol.limits import MAX_REMEMBERED
 from protocol.schedule.deadline import ObservedDeadline
-from protocol.wire.stage_messages import Leg, Trip
+from protocol.wire.stage_messages import Direction, Hop
 
 MAX_LEAP: Final = 1 << 20
 """Iterations: more than a run has in years, so a newcomer is there after one or two."""
@@ -180,11 +180,11 @@ class PresentIteration(Announced):
         self.number = next_iteration(self.number, self.least)
         self._began_s, self.is_finishing, self._has_stepped = now_s, False, True
 
-    def is_of(self, trip: Trip) -> bool:
+    def is_of(self, hop: Hop) -> bool:
         """Whether a forward is of this iteration, and it is not over. A score is of any."""
-        is_due = trip.microbatch.iteration == self.number and not self.is_finishing
-        return is_due or trip.leg is Leg.SCORE
+        is_due = hop.microbatch.iteration == self.number and not self.is_finishing
+        return is_due or hop.direction is Direction.SCORE
 
-    def is_after(self, trip: Trip) -> bool:
-        is_past = self.number is not None and trip.microbatch.iteration < self.number
-        return is_past and trip.leg is not Leg.SCORE
+    def is_after(self, hop: Hop) -> bool:
+        is_past = self.number is not None and hop.microbatch.iteration < self.number
+        return is_past and hop.direction is not Direction.SCORE

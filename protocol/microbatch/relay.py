@@ -56,9 +56,17 @@ from msgspec.structs import replace
 
 from protocol.limits import MAX_REMEMBERED
 from protocol.outcomes import RefusalReason
-from protocol.wire.stage_messages import Announcement, Leg, Lost, Microbatch, Noted, Notice, Trip
+from protocol.wire.stage_messages import (
+    Announcement,
+    Direction,
+    Hop,
+    Lost,
+    Microbatch,
+    Noted,
+    Notice,
+)
 
-from .core import AnswerOffer, Command, Counted, SendBoundary, StageCore, Tell
+from .core import AnswerOffer, Command, Counted, SendBoundary, SendNotice, StageCore
 from .iterations import PresentIteration
 from .trainer_messages import Drop, Filled, Finish, Freed
 
@@ -73,7 +81,7 @@ class HeldMicrobatch:
     """A microbatch with a slot.
 
     Attributes:
-        trip: the forward that brought it.
+        hop: the forward that brought it.
         adds: whether its gradient is to be added; not where it has been, nor that of a score.
         is_here: whether its activations are.
         is_welcome: whether its gradient is, and has not come.
@@ -82,16 +90,16 @@ class HeldMicrobatch:
     """
 
     number: int
-    trip: Trip
+    hop: Hop
     adds: bool
     is_here: bool = False
     is_welcome: bool = False
     has_turned: bool = False
     seen_s: float | None = None
 
-    def awaits(self, trip: Trip) -> bool:
-        waits = self.is_here and not self.has_turned and self.trip.leg is Leg.FORWARD
-        return waits and replace(trip, leg=Leg.FORWARD) == self.trip
+    def awaits(self, hop: Hop) -> bool:
+        waits = self.is_here and not self.has_turned and self.hop.direction is Direction.FORWARD
+        return waits and replace(hop, direction=Direction.FORWARD) == self.hop
 
 
 class RelayCore(StageCore):
@@ -106,7 +114,7 @@ class RelayCore(StageCore):
         super().__init__()
         self._slots, self._patience_s = slots, patience_s
         self._present = PresentIteration(patience_s)
-        self._waiting: dict[int, Trip] = {}
+        self._waiting: dict[int, Hop] = {}
         self._held: dict[Microbatch, HeldMicrobatch] = {}
         self._added: set[Microbatch] = set()  # in this iteration
         self._ended: set[tuple[Microbatch, int]] = set()  # these attempts do not come again
@@ -146,12 +154,12 @@ class RelayCore(StageCore):
             alive: those that are there and do not train.
         """
         self._present.look_at(origins, ended=ended)
-        known = [*self._held, *(trip.microbatch for trip in self._waiting.values())]
+        known = [*self._held, *(hop.microbatch for hop in self._waiting.values())]
         away, since_s = {each.origin for each in known}, self._away_s
         away.difference_update(alive, self._present.present)
         self._away_s = {origin: since_s.get(origin, now_s) for origin in away}
         gone = {origin for origin in away if now_s - self._away_s[origin] >= GONE_S}
-        commands = self._refuse(lambda trip: trip.microbatch.origin in gone)
+        commands = self._refuse(lambda hop: hop.microbatch.origin in gone)
         for microbatch in [each for each in self._held if each.origin in gone]:
             commands += self._forget(microbatch)
         return [*commands, *self._advance(now_s)]
@@ -179,79 +187,79 @@ class RelayCore(StageCore):
             return []
         if microbatch in newest or len(newest) < MAX_REMEMBERED:
             newest[microbatch] = attempt + 1
-        is_old = held is not None and held.trip.attempt <= attempt
+        is_old = held is not None and held.hop.attempt <= attempt
         refused = self._refuse(lambda t: t.microbatch == microbatch and t.attempt <= attempt)
         # What has turned is being added, and settles then.
         lets_go = held is not None and is_old and not held.has_turned
         return [*refused, *(self._let_go(microbatch) if lets_go else [])]
 
     # --- boundaries -------------------------------------------------------------------------------
-    def offered(self, ticket: int, trip: Trip) -> list[Command]:
-        held, refusal = self._held.get(trip.microbatch), self._refusal(trip)
-        if trip.leg is Leg.BACKWARD:
+    def offered(self, ticket: int, hop: Hop) -> list[Command]:
+        held, refusal = self._held.get(hop.microbatch), self._refusal(hop)
+        if hop.direction is Direction.BACKWARD:
             self.counts[Counted.LATE] += refusal is RefusalReason.UNAVAILABLE
             if held is not None and refusal is None:
                 held.is_welcome = True
             return [AnswerOffer(ticket, refusal)]
-        if trip.descents_ahead >= self._slots:
+        if hop.descents_ahead >= self._slots:
             refusal = RefusalReason.UNAVAILABLE
         if refusal is None and len(self._waiting) >= MAX_WAITING:
             self.counts[Counted.BUSY] += 1
             refusal = RefusalReason.BUSY
         if refusal is not None:
             return [AnswerOffer(ticket, refusal)]
-        self._waiting[ticket] = trip
+        self._waiting[ticket] = hop
         return self._grant()
 
     def withdrawn(self, ticket: int) -> list[Command]:
         self._waiting.pop(ticket, None)
         return []
 
-    def arrived(self, trip: Trip, slot: int, loss: float | None) -> list[Command]:
-        held = self._held.get(trip.microbatch)
-        if held is not None and held.trip == trip and not held.is_here:
+    def arrived(self, hop: Hop, slot: int, loss: float | None) -> list[Command]:
+        held = self._held.get(hop.microbatch)
+        if held is not None and held.hop == hop and not held.is_here:
             held.is_here = True
-        elif held is not None and trip.leg is Leg.BACKWARD and held.awaits(trip):
+        elif held is not None and hop.direction is Direction.BACKWARD and held.awaits(hop):
             held.has_turned = True
         else:
             return [Freed(slot)]
-        return [Filled(trip.leg, held.number, slot, loss, adds=held.adds)]
+        return [Filled(hop.direction, held.number, slot, loss, adds=held.adds)]
 
-    def broke_off(self, trip: Trip, now_s: float, *, refused: bool = False) -> list[Command]:
+    def broke_off(self, hop: Hop, now_s: float, *, refused: bool = False) -> list[Command]:
         self.counts[Counted.REFUSED] += refused
-        told = _lost(trip.microbatch, trip.attempt, trip.sender, refused=True)
+        told = _lost(hop.microbatch, hop.attempt, hop.sender, refused=True)
         commands: list[Command] = [told] if refused else []
-        held = self._held.get(trip.microbatch)
-        if held is not None and trip.leg is Leg.BACKWARD and held.awaits(trip):
+        held = self._held.get(hop.microbatch)
+        if held is not None and hop.direction is Direction.BACKWARD and held.awaits(hop):
             held.is_welcome = False
-        if held is not None and held.trip == trip and not held.is_here:
-            commands += self._settle(trip.microbatch)
+        if held is not None and held.hop == hop and not held.is_here:
+            commands += self._settle(hop.microbatch)
         return commands
 
-    def sent(self, trip: Trip, now_s: float, *, taken: bool) -> list[Command]:
-        microbatch, attempt = trip.microbatch, trip.attempt
-        held, is_stale = self._held.get(microbatch), self._is_stale(trip)
-        told = _lost(microbatch, attempt, trip.receiver)
-        if trip.leg is Leg.SCORE and held is not None:
+    def sent(self, hop: Hop, now_s: float, *, taken: bool) -> list[Command]:
+        microbatch, attempt = hop.microbatch, hop.attempt
+        held, is_stale = self._held.get(microbatch), self._is_stale(hop)
+        told = _lost(microbatch, attempt, hop.receiver)
+        if hop.direction is Direction.SCORE and held is not None:
             self.counts[Counted.SCORED] += taken
             return [*([] if taken else [told]), *self._settle(microbatch)]
         if taken or is_stale:
             return []
-        if trip.leg is Leg.BACKWARD:
+        if hop.direction is Direction.BACKWARD:
             return [told]
         # With its gradient here a forward was taken, whatever became of the receipt.
-        if held is None or held.has_turned or held.trip.attempt != attempt:
+        if held is None or held.has_turned or held.hop.attempt != attempt:
             return []
         return [told, *self._let_go(microbatch)]
 
     # --- what the trainer says --------------------------------------------------------------------
     def produced(
-        self, leg: Leg, number: int, slot: int, loss: float | None, now_s: float
+        self, direction: Direction, number: int, slot: int, loss: float | None, now_s: float
     ) -> list[Command]:
         held = self.numbered(number)
-        if held is None or self._is_stale(held.trip):
+        if held is None or self._is_stale(held.hop):
             return [Freed(slot)]
-        onward = held.trip.back() if leg is Leg.BACKWARD else held.trip.onward()
+        onward = held.hop.back() if direction is Direction.BACKWARD else held.hop.onward()
         return [SendBoundary(onward, slot, loss)]
 
     def returned(self, number: int, now_s: float) -> list[Command]:
@@ -259,10 +267,10 @@ class RelayCore(StageCore):
         if held is None:
             return []
         if held.adds:
-            self._added.add(held.trip.microbatch)
+            self._added.add(held.hop.microbatch)
             self.counts[Counted.DONE] += 1
-            self.counts[Counted.REPLAYED] += held.trip.attempt > 0
-        return self._settle(held.trip.microbatch)
+            self.counts[Counted.REPLAYED] += held.hop.attempt > 0
+        return self._settle(held.hop.microbatch)
 
     def numbered(self, number: int) -> HeldMicrobatch | None:
         for held in self._held.values():
@@ -278,7 +286,7 @@ class RelayCore(StageCore):
 
     def restarted(self, slots: int) -> list[Command]:
         self._slots = slots
-        lost = [_lost(each.trip.microbatch, each.trip.attempt) for each in self._held.values()]
+        lost = [_lost(each.hop.microbatch, each.hop.attempt) for each in self._held.values()]
         self.counts[Counted.LOST] += sum(held.adds for held in self._held.values())
         self.counts[Counted.GONE] += len(self._added)
         self._held.clear()
@@ -289,54 +297,54 @@ class RelayCore(StageCore):
     def ticked(self, now_s: float) -> list[Command]:
         """Time has passed; a score that has been held for too long is forgotten."""
         commands: list[Command] = []
-        for held in [held for held in self._held.values() if held.trip.leg is Leg.SCORE]:
+        for held in [held for held in self._held.values() if held.hop.direction is Direction.SCORE]:
             held.seen_s = now_s if held.seen_s is None else held.seen_s
             if now_s - held.seen_s >= self._patience_s:
-                commands += self._forget(held.trip.microbatch)
+                commands += self._forget(held.hop.microbatch)
         return [*commands, *self._advance(now_s)]
 
     # --- what is known of microbatches ------------------------------------------------------------
-    def _is_stale(self, trip: Trip) -> bool:
-        return trip.attempt < self._newest.get(trip.microbatch, 0)
+    def _is_stale(self, hop: Hop) -> bool:
+        return hop.attempt < self._newest.get(hop.microbatch, 0)
 
-    def _refusal(self, trip: Trip) -> RefusalReason | None:
-        """Why a trip cannot be welcome in this iteration or later; None where it can."""
-        microbatch, held = trip.microbatch, self._held.get(trip.microbatch)
-        if trip.leg is Leg.BACKWARD:
-            if held is None or self._is_stale(trip) or not held.awaits(trip):
+    def _refusal(self, hop: Hop) -> RefusalReason | None:
+        """Why a hop cannot be welcome in this iteration or later; None where it can."""
+        microbatch, held = hop.microbatch, self._held.get(hop.microbatch)
+        if hop.direction is Direction.BACKWARD:
+            if held is None or self._is_stale(hop) or not held.awaits(hop):
                 return RefusalReason.UNAVAILABLE
             # A credit holds memory until the boundary is there.
             return RefusalReason.TWICE if held.is_welcome else None
-        if trip.leg is Leg.FORWARD and self._present.is_after(trip):
+        if hop.direction is Direction.FORWARD and self._present.is_after(hop):
             return RefusalReason.BEHIND
         # A score goes through once, and nobody sends it again.
-        if self._is_stale(trip) or (trip.leg is Leg.SCORE and trip.attempt):
+        if self._is_stale(hop) or (hop.direction is Direction.SCORE and hop.attempt):
             return RefusalReason.UNAVAILABLE
-        is_here = held is not None and held.trip.attempt >= trip.attempt
-        is_twice = is_here or (microbatch, trip.attempt) in self._ended
-        return RefusalReason.TWICE if is_twice and trip.leg is Leg.FORWARD else None
+        is_here = held is not None and held.hop.attempt >= hop.attempt
+        is_twice = is_here or (microbatch, hop.attempt) in self._ended
+        return RefusalReason.TWICE if is_twice and hop.direction is Direction.FORWARD else None
 
-    def _has_slot(self, trip: Trip) -> bool:
+    def _has_slot(self, hop: Hop) -> bool:
         """Whether a microbatch with so many descents ahead of it may take a slot (rule 6)."""
-        held = [each.trip.descents_ahead for each in self._held.values()]
+        held = [each.hop.descents_ahead for each in self._held.values()]
         return all(
             sum(each >= least for each in held) < self._slots - least
-            for least in range(trip.descents_ahead + 1)
+            for least in range(hop.descents_ahead + 1)
         )
 
     # --- decisions --------------------------------------------------------------------------------
-    def _refuse(self, which: Callable[[Trip], bool]) -> list[Command]:
-        refused = {ticket: trip for ticket, trip in self._waiting.items() if which(trip)}
+    def _refuse(self, which: Callable[[Hop], bool]) -> list[Command]:
+        refused = {ticket: hop for ticket, hop in self._waiting.items() if which(hop)}
         for ticket in refused:
             del self._waiting[ticket]
         unavailable, behind = RefusalReason.UNAVAILABLE, RefusalReason.BEHIND
         return [
-            AnswerOffer(ticket, behind if self._present.is_after(trip) else unavailable)
-            for ticket, trip in refused.items()
+            AnswerOffer(ticket, behind if self._present.is_after(hop) else unavailable)
+            for ticket, hop in refused.items()
         ]
 
     def _forget(self, microbatch: Microbatch) -> list[Command]:
-        told = _lost(microbatch, self._held[microbatch].trip.attempt)
+        told = _lost(microbatch, self._held[microbatch].hop.attempt)
         return [told, *self._let_go(microbatch)]
 
     def _let_go(self, microbatch: Microbatch) -> list[Command]:
@@ -345,9 +353,9 @@ class RelayCore(StageCore):
         return [Drop(held.number), *self._settle(microbatch)]
 
     def _settle(self, microbatch: Microbatch) -> list[Command]:
-        trip = self._held.pop(microbatch).trip
-        if trip.leg is Leg.FORWARD:
-            self._ended.add((microbatch, trip.attempt))
+        hop = self._held.pop(microbatch).hop
+        if hop.direction is Direction.FORWARD:
+            self._ended.add((microbatch, hop.attempt))
         return self._grant()
 
     def _advance(self, now_s: float) -> list[Command]:
@@ -355,20 +363,22 @@ class RelayCore(StageCore):
         commands = self._grant()
         if not self._present.ends(now_s):
             return commands
-        for microbatch in [m for m, h in self._held.items() if h.trip.leg is Leg.FORWARD]:
+        for microbatch in [
+            m for m, h in self._held.items() if h.hop.direction is Direction.FORWARD
+        ]:
             commands += self._forget(microbatch)
         return [*commands, Finish()]
 
     def _grant(self) -> list[Command]:
         """Credit for the offers whose time has come, the oldest first, later attempts before."""
         granted: list[Command] = []
-        for ticket, trip in sorted(self._waiting.items(), key=lambda each: not each[1].attempt):
-            refusal = self._refusal(trip)
-            is_due = self._present.is_of(trip) and trip.microbatch not in self._held
-            if refusal is None and is_due and self._has_slot(trip):
-                adds = trip.leg is Leg.FORWARD and trip.microbatch not in self._added
-                held = HeldMicrobatch(self._next_number, trip, adds)
-                self._held[trip.microbatch], self._next_number = held, self._next_number + 1
+        for ticket, hop in sorted(self._waiting.items(), key=lambda each: not each[1].attempt):
+            refusal = self._refusal(hop)
+            is_due = self._present.is_of(hop) and hop.microbatch not in self._held
+            if refusal is None and is_due and self._has_slot(hop):
+                adds = hop.direction is Direction.FORWARD and hop.microbatch not in self._added
+                held = HeldMicrobatch(self._next_number, hop, adds)
+                self._held[hop.microbatch], self._next_number = held, self._next_number + 1
             elif refusal is not RefusalReason.TWICE:
                 continue
             del self._waiting[ticket]
@@ -378,5 +388,5 @@ class RelayCore(StageCore):
 
 def _lost(
     microbatch: Microbatch, attempt: int, failed: str | None = None, *, refused: bool = False
-) -> Tell:
-    return Tell((microbatch.origin,), Lost(microbatch, attempt, failed, refused))
+) -> SendNotice:
+    return SendNotice((microbatch.origin,), Lost(microbatch, attempt, failed, refused))

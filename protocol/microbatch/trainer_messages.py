@@ -2,7 +2,7 @@
 
 A *boundary* is what travels between two stages: activations on the way forward, their gradient on
 the way back. It never passes through the socket: it lies in a slot of shared memory
-(peer/training/shared.py), and messages name the slot. A *leg* says which way it travels:
+(peer/training/shared.py), and messages name the slot. Its direction is
 `forward` or `backward`, or `score`, a forward for validation alone, which relays answer between
 their steps too.
 
@@ -33,8 +33,10 @@ Slots: the trainer fills outbound ones (`s`) and the daemon inbound ones (`s'`);
 back to whoever fills it. `m` is a number that only the two know.
 """
 
+from msgspec import field
+
 from protocol.trainer_messages import TrainerMessage
-from protocol.wire.stage_messages import Leg
+from protocol.wire.stage_messages import Direction
 
 
 class Filled(TrainerMessage, frozen=True):
@@ -46,7 +48,7 @@ class Filled(TrainerMessage, frozen=True):
             a microbatch comes back once more.
     """
 
-    leg: Leg
+    direction: Direction = field(name="leg")
     number: int
     slot: int
     loss: float | None

@@ -6,7 +6,7 @@ from microbatch_worlds import PATIENCE_S
 
 from protocol.errors import RemoteProtocolError
 from protocol.limits import MAX_ITERATION
-from protocol.microbatch.core import Tell
+from protocol.microbatch.core import SendNotice
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.iterations import MAX_LEAP
 from protocol.microbatch.relay import RelayCore
@@ -64,7 +64,7 @@ def test_a_data_peer_that_is_alone_takes_a_relay_a_leap_and_no_further() -> None
     for _ in range(2):
         core.noted("a", Announcement(1), Noted(relay.newest_for("data")))
         commands = core.begun(1, 1.0)
-    assert Tell(("a",), Announcement(2 * MAX_LEAP)) in commands
+    assert SendNotice(("a",), Announcement(2 * MAX_LEAP)) in commands
 
 
 def test_the_first_word_does_not_bind_a_relay_that_has_not_stepped_yet() -> None:
@@ -97,7 +97,7 @@ def test_of_two_data_peers_the_one_that_is_new_is_told_where_the_other_is() -> N
     core = DataPeerCore("new", RandomRouter("new", 0, 2, NO_SWAPS), PATIENCE_S)
     core.present((("relay",),), 0.0, trained=True)
     core.noted("relay", Announcement(1), Noted(relay.newest_for("new")))
-    assert Tell(("relay",), Announcement(5000)) in core.begun(1, 1.0)
+    assert SendNotice(("relay",), Announcement(5000)) in core.begun(1, 1.0)
     relay.announced("new", 5000, 1.0)
     relay.stepped(2.0)
     assert relay.iteration == 5000

@@ -16,7 +16,7 @@ from protocol.microbatch.trainer_messages import Finish
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS, PathRules
 from protocol.routing.routers import RandomRouter
-from protocol.wire.stage_messages import Leg, Microbatch, Path, Trip
+from protocol.wire.stage_messages import Direction, Hop, Microbatch, Path
 
 ENDS = (Counted.BEGUN, Counted.DONE, Counted.LOST)
 SEEDS = st.integers(0, 10_000)
@@ -85,7 +85,7 @@ def test_of_those_that_train_no_more_so_many_announcements_stand() -> None:
 
 @given(SEEDS, st.floats(0.01, 0.3))
 @settings(max_examples=40, deadline=None)
-def test_trips_that_fail_cost_their_microbatch_and_nothing_else(seed, failing):
+def test_hops_that_fail_cost_their_microbatch_and_nothing_else(seed, failing):
     world = MicrobatchWorld(seed)
     world.failing = failing
     assert world.run(iterations=3)
@@ -163,7 +163,7 @@ def test_a_path_with_as_many_descents_as_there_are_slots_is_refused():
     core = RelayCore(2, PATIENCE_S)
     core.announced("data", 1, 0.0)
     path = Path(("a", "b", "c"), (3, 2, 1))
-    first = Trip(Microbatch("data", 1, 1), Leg.FORWARD, path, 1)
+    first = Hop(Microbatch("data", 1, 1), Direction.FORWARD, path, 1)
     assert [first.descents_ahead, first.onward().descents_ahead] == [2, 1]
     assert core.offered(1, first) == [AnswerOffer(1, RefusalReason.UNAVAILABLE)]
     assert core.offered(2, first.onward()) == [AnswerOffer(2)]
@@ -178,9 +178,9 @@ def test_paths_skip_stages_in_turn_and_every_so_often_none():
         commands = core.begun(6, float(iteration))
         numbers = range(6 * iteration, 6 * iteration + 6)
         for number in numbers:
-            commands += core.produced(Leg.FORWARD, number, number, None, float(iteration))
+            commands += core.produced(Direction.FORWARD, number, number, None, float(iteration))
         paths = [
-            command.trip.path.relays for command in commands if isinstance(command, SendBoundary)
+            command.hop.path.relays for command in commands if isinstance(command, SendBoundary)
         ]
         lengths.append(sum(map(len, paths)))
         visits.update(relay for path in paths for relay in path)

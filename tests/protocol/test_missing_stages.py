@@ -9,7 +9,7 @@ from microbatch_worlds import PATIENCE_S, MicrobatchWorld
 from protocol.microbatch.core import Counted
 from protocol.pipeline.problem import NO_SWAPS, PathRules
 from protocol.routing.routers import RandomRouter
-from protocol.wire.stage_messages import Leg
+from protocol.wire.stage_messages import Direction
 
 SEEDS = st.integers(0, 100_000)
 PHASES = (Phase.explicit, Phase.generate)  # a failure names its seed; smaller ones say no more
@@ -96,7 +96,7 @@ def test_what_was_on_its_way_to_the_loss_goes_past_it():
     world.revive("relay-3-0")
     world.look_around()
     world.begin("data-0")
-    while (Leg.FORWARD, 1) not in world.taken:
+    while (Direction.FORWARD, 1) not in world.taken:
         world.todo.pop(0)()
     world.kill(world.path[-1])
     settled(world)
@@ -110,7 +110,7 @@ def turned_and_stranded(visited):
     world = MicrobatchWorld(0, 1, relays=(1, 1, 1), visited=visited, microbatches=1)
     world.look_around()
     world.begin("data-0")
-    while (Leg.FORWARD, visited) not in world.taken:
+    while (Direction.FORWARD, visited) not in world.taken:
         world.todo.pop(0)()
     world.kill(world.path[-1])
     return world
@@ -129,7 +129,7 @@ def test_those_that_have_added_its_gradient_are_on_the_way_past_that_stage(seed)
     world = MicrobatchWorld(seed, 1, relays=(2, 2, 2, 2), visited=3, microbatches=1)
     world.look_around()
     world.begin("data-0")
-    while (Leg.BACKWARD, 1) not in world.taken:
+    while (Direction.BACKWARD, 1) not in world.taken:
         world.todo.pop(0)()
     first, last = world.path
     for name in world.stages[world.stage_of(first) - 1]:

@@ -7,7 +7,7 @@ import pytest
 from protocol.pipeline.problem import NO_SWAPS, PathRules, stage_orders, within
 from protocol.routing.routers import RandomRouter
 from protocol.routing.snapshots import within_slots
-from protocol.wire.stage_messages import Leg, Microbatch, Path, Trip
+from protocol.wire.stage_messages import Direction, Hop, Microbatch, Path
 
 RELAYS = (("a1", "a2"), ("b1",), ("c1", "c2", "c3"), ("d1", "d2"), ("e1",))
 RULES = PathRules()
@@ -47,7 +47,7 @@ def test_swaps_are_drawn_where_the_run_allows_them():
 
 
 def descents(path):
-    return Trip(Microbatch("me", 1, 1), Leg.FORWARD, path, 0).descents_ahead
+    return Hop(Microbatch("me", 1, 1), Direction.FORWARD, path, 0).descents_ahead
 
 
 def test_draws_differ_between_data_peers_and_iterations_and_can_be_repeated():

@@ -27,7 +27,7 @@ from protocol.microbatch.trainer_messages import (
     Resend,
     StageCommand,
 )
-from protocol.wire.stage_messages import Leg
+from protocol.wire.stage_messages import Direction
 
 
 class BoundaryCoder:
@@ -97,7 +97,7 @@ class StageChannel:
         while not self._tasks:
             self._wait()
         for task in self._tasks:
-            if isinstance(task, Filled) and task.leg == Leg.BACKWARD:
+            if isinstance(task, Filled) and task.direction == Direction.BACKWARD:
                 self._tasks.remove(task)
                 return task
         return self._tasks.popleft()
@@ -105,7 +105,11 @@ class StageChannel:
     def scores(self) -> list[Filled]:
         """Boundaries that have come to be scored. Raises Interrupted."""
         self._gather()
-        found = [task for task in self._tasks if isinstance(task, Filled) and task.leg == Leg.SCORE]
+        found = [
+            task
+            for task in self._tasks
+            if isinstance(task, Filled) and task.direction == Direction.SCORE
+        ]
         for task in found:
             self._tasks.remove(task)
         return found
@@ -138,11 +142,15 @@ class StageChannel:
         return boundary_bTD
 
     def send(
-        self, leg: Leg, microbatch: int, boundary_bTD: torch.Tensor, loss: float | None = None
+        self,
+        direction: Direction,
+        microbatch: int,
+        boundary_bTD: torch.Tensor,
+        loss: float | None = None,
     ) -> None:
         """Put a boundary into a slot, and say so; waits for a slot. Raises Interrupted."""
         while not self._free:
             self._wait()
         slot = self._free.popleft()
         self._coder.write(boundary_bTD, self._ring.slot(slot))
-        self.emit(Filled(leg, microbatch, slot, loss))
+        self.emit(Filled(direction, microbatch, slot, loss))

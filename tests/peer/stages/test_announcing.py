@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from peer.stages.exchange import StageExchange
-from protocol.microbatch.core import Tell
+from protocol.microbatch.core import SendNotice
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
@@ -20,7 +20,7 @@ def announcements(commands) -> list[tuple[tuple[str, ...], int]]:
     return [
         (each.to, each.message.iteration)
         for each in commands
-        if isinstance(each, Tell) and isinstance(each.message, Announcement)
+        if isinstance(each, SendNotice) and isinstance(each.message, Announcement)
     ]
 
 

@@ -15,7 +15,7 @@ from peer.training.shared import SLOTS
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.membership.group import Group
 from protocol.membership.view import Progress
-from protocol.microbatch.core import Counted, Tell
+from protocol.microbatch.core import Counted, OfferAhead, SendNotice
 from protocol.microbatch.relay import GONE_S
 from protocol.outcomes import RefusalReason
 from protocol.run.layout import part_of_stage
@@ -26,12 +26,12 @@ from protocol.wire.stage_messages import (
     Announcement,
     Boundary,
     Credit,
-    Leg,
+    Direction,
+    Hop,
     Lost,
     Microbatch,
     Noted,
     Path,
-    Trip,
 )
 from protocol.wire.versions import STAGE
 
@@ -208,10 +208,10 @@ def group_of(stage):
     return Group("ab" * 16, f"stage/{stage}").digest
 
 
-def trip_to(relay, origin, iteration=1, index=1):
+def hop_to(relay, origin, iteration=1, index=1):
     """A forward to the only relay of a path."""
     path = Path((relay.peer_id,), (1,))
-    return Trip(Microbatch(origin, iteration, index), Leg.FORWARD, path, 1)
+    return Hop(Microbatch(origin, iteration, index), Direction.FORWARD, path, 1)
 
 
 STRANGER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
@@ -222,13 +222,13 @@ async def test_strangers_learn_nothing_and_break_nothing(autojump_clock):
     async with StageWorld((1, 1)).running() as world, world.internet.open_network(STRANGER) as me:
         (data_peer,), (relay,) = world.of_stage(0), world.of_stage(1)
         await trio.sleep(0.5)
-        theirs = trip_to(relay, data_peer.peer_id)
+        theirs = hop_to(relay, data_peer.peer_id)
         loop = replace(theirs, path=Path((relay.peer_id,) * 2, (1, 1)))
         for message in (theirs, loop):
             talk = await ask(world, me, relay, message)
             with pytest.raises(StreamLost):
                 await talk.receive(Credit, timeout_s=5.0)
-        own = trip_to(relay, STRANGER)
+        own = hop_to(relay, STRANGER)
         for strange in (
             own,
             Announcement(10**9),
@@ -251,10 +251,10 @@ async def test_strangers_learn_nothing_and_break_nothing(autojump_clock):
 
 @pytest.mark.parametrize("stages", [(1, 2), ()])
 def test_a_path_names_the_stage_of_each_relay(stages):
-    trip = Trip(Microbatch(STRANGER, 1, 1), Leg.FORWARD, Path(("me",), (1,)), 1)
-    trip.check(STRANGER, "me")
+    hop = Hop(Microbatch(STRANGER, 1, 1), Direction.FORWARD, Path(("me",), (1,)), 1)
+    hop.check(STRANGER, "me")
     with pytest.raises(RemoteProtocolError, match="stage"):
-        replace(trip, path=Path(("me",), stages)).check(STRANGER, "me")
+        replace(hop, path=Path(("me",), stages)).check(STRANGER, "me")
 
 
 @pytest.mark.slow
@@ -267,7 +267,7 @@ async def test_a_boundary_that_breaks_off_gives_its_slot_back(autojump_clock):
         await trio.sleep(0.5)
         for index in range(40):
             iteration = relay.exchange._core.iteration or 1
-            talk = await ask(world, me, relay, trip_to(relay, STRANGER, iteration, index))
+            talk = await ask(world, me, relay, hop_to(relay, STRANGER, iteration, index))
             with suppress(Refused), trio.move_on_after(1.0):
                 await talk.receive(Credit)
                 await talk.send(Boundary(None), bytes(SLOT_BYTES // 2))
@@ -290,18 +290,18 @@ async def test_what_was_offered_on_for_a_boundary_that_breaks_off_is_taken_back(
         await trio.sleep(1.0)
         path, frame = Path((first.peer_id, second.peer_id), (1, 2)), encode_message(Boundary(None))
         for index in range(6):
-            trip = Trip(Microbatch(STRANGER, 1, index), Leg.SCORE, path, 1)
+            hop = Hop(Microbatch(STRANGER, 1, index), Direction.SCORE, path, 1)
             await me.connect(first.peer_id, first.network.addresses)
             stream = await me.open_stream(first.peer_id, STAGE)
             async with Conversation(stream) as talk:
-                await talk.send(trip)
+                await talk.send(hop)
                 await talk.receive(Credit)
                 await stream.send_all(encode_frame(frame, SLOT_BYTES) + b"x")
                 await trio.sleep(1.0)
                 ahead = first.exchange._transfers._ahead
-                assert [trip for trip in ahead if trip.microbatch.origin == STRANGER]
+                assert [hop for hop in ahead if hop.microbatch.origin == STRANGER]
         await trio.sleep(1.0)
-        assert not [trip for trip in ahead if trip.microbatch.origin == STRANGER]
+        assert not [hop for hop in ahead if hop.microbatch.origin == STRANGER]
         await world.wait_done()
 
 
@@ -310,9 +310,9 @@ async def test_nothing_is_offered_ahead_of_an_attempt_before_one_that_is_lost(au
         (data_peer,), (relay,) = world.of_stage(0), world.of_stage(1)
         await world.wait_done()
         exchange, ahead = data_peer.exchange, data_peer.exchange._transfers._ahead
-        trips = [replace(trip_to(relay, data_peer.peer_id, 9), attempt=n) for n in range(3)]
-        exchange._do([Tell((), Lost(trips[0].microbatch, 1)), *trips])
-        assert list(ahead) == [trips[2]]
+        hops = [replace(hop_to(relay, data_peer.peer_id, 9), attempt=n) for n in range(3)]
+        exchange._do([SendNotice((), Lost(hops[0].microbatch, 1)), *map(OfferAhead, hops)])
+        assert list(ahead) == [hops[2]]
 
 
 async def _time_of(iterations):

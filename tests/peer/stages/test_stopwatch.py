@@ -6,11 +6,11 @@ from peer.facts import MicrobatchTime, PipelineFacts
 from peer.stages.stopwatch import Stopwatch
 from protocol.microbatch.trainer_messages import Begun, Drop, Filled, GradientAdded, Stepped
 from protocol.routing.measures import ENOUGH, Measures
-from protocol.wire.stage_messages import Leg
+from protocol.wire.stage_messages import Direction
 
 
-def filled(leg, number):
-    return Filled(Leg(leg), number, 0, None)
+def filled(direction, number):
+    return Filled(Direction(direction), number, 0, None)
 
 
 @pytest.fixture

@@ -19,7 +19,15 @@ from protocol.microbatch.core import SendBoundary
 from protocol.outcomes import RefusalReason
 from protocol.routing.measures import ENOUGH, Measures
 from protocol.wire.messages import Refusal
-from protocol.wire.stage_messages import Boundary, BoundaryKept, Credit, Leg, Microbatch, Path, Trip
+from protocol.wire.stage_messages import (
+    Boundary,
+    BoundaryKept,
+    Credit,
+    Direction,
+    Hop,
+    Microbatch,
+    Path,
+)
 from protocol.wire.versions import STAGE
 
 LATENCY_S = 0.1
@@ -29,8 +37,8 @@ ORIGIN, RELAY = (peer_id_from_public_key(bytes([n]) * 32) for n in (1, 2))
 
 
 def outgoing(index):
-    trip = Trip(Microbatch(ORIGIN, 1, index), Leg.FORWARD, Path((RELAY,), (1,)), 1)
-    return SendBoundary(trip, index, None)
+    hop = Hop(Microbatch(ORIGIN, 1, index), Direction.FORWARD, Path((RELAY,), (1,)), 1)
+    return SendBoundary(hop, index, None)
 
 
 async def send(transfers, command):
@@ -57,8 +65,8 @@ class Receiver:
                 self.ended += 1
 
     async def _take(self, talk):
-        trip, _ = await talk.receive(Trip)
-        index = trip.microbatch.index
+        hop, _ = await talk.receive(Hop)
+        index = hop.microbatch.index
         self.offered.append(index)
         if index in self.refused:
             await talk.send(Refusal(RefusalReason.BEHIND, "no"))
@@ -99,8 +107,8 @@ async def test_one_that_was_idle_for_long_is_not(autojump_clock):
 async def test_what_was_offered_ahead_takes_the_latency_once(autojump_clock):
     async with line() as (transfers, receiver):
         for _ in range(2):
-            transfers.plan_ahead(outgoing(0).trip)
-            await transfers.offer_ahead(RELAY, outgoing(0).trip)
+            transfers.plan_ahead(outgoing(0).hop)
+            await transfers.offer_ahead(RELAY, outgoing(0).hop)
         await trio.sleep(1.0)
         begin_s = trio.current_time()
         assert await send(transfers, outgoing(0))
@@ -111,8 +119,8 @@ async def test_what_was_offered_ahead_takes_the_latency_once(autojump_clock):
 
 async def test_a_boundary_that_is_ready_while_it_is_offered_waits_for_that(autojump_clock):
     async with line() as (transfers, receiver), trio.open_nursery() as nursery:
-        transfers.plan_ahead(outgoing(0).trip)
-        nursery.start_soon(transfers.offer_ahead, RELAY, outgoing(0).trip)
+        transfers.plan_ahead(outgoing(0).hop)
+        nursery.start_soon(transfers.offer_ahead, RELAY, outgoing(0).hop)
         await wait_all_tasks_blocked()
         assert await send(transfers, outgoing(0))
         assert receiver.offered == [0]
@@ -120,9 +128,9 @@ async def test_a_boundary_that_is_ready_while_it_is_offered_waits_for_that(autoj
 
 async def test_one_that_is_sent_before_it_could_be_offered_is_offered_once(autojump_clock):
     async with line() as (transfers, receiver):
-        transfers.plan_ahead(outgoing(0).trip)
+        transfers.plan_ahead(outgoing(0).hop)
         assert await send(transfers, outgoing(0))
-        await transfers.offer_ahead(RELAY, outgoing(0).trip)
+        await transfers.offer_ahead(RELAY, outgoing(0).hop)
         assert receiver.offered == [0]
 
 
@@ -130,34 +138,34 @@ async def test_one_that_is_sent_before_it_could_be_offered_is_offered_once(autoj
 async def test_what_will_not_come_is_withdrawn(autojump_clock, attempt):
     async with line() as (transfers, receiver):
         for index in range(2):
-            trip = structs.replace(outgoing(index).trip, attempt=attempt)
-            transfers.plan_ahead(trip)
-            await transfers.offer_ahead(RELAY, trip)
-        await transfers.withdraw(outgoing(0).trip.microbatch, attempt)
+            hop = structs.replace(outgoing(index).hop, attempt=attempt)
+            transfers.plan_ahead(hop)
+            await transfers.offer_ahead(RELAY, hop)
+        await transfers.withdraw(outgoing(0).hop.microbatch, attempt)
         await trio.sleep(1.0)
         assert receiver.ended == 1
-        assert await send(transfers, SendBoundary(trip, 1, None))
+        assert await send(transfers, SendBoundary(hop, 1, None))
 
 
 async def test_with_an_attempt_goes_what_was_offered_of_those_before(autojump_clock):
     async with line() as (transfers, receiver):
-        trips = [structs.replace(outgoing(0).trip, attempt=attempt) for attempt in range(3)]
-        for trip in trips:
-            transfers.plan_ahead(trip)
-            await transfers.offer_ahead(RELAY, trip)
-        await transfers.withdraw(trips[1].microbatch, 1)
+        hops = [structs.replace(outgoing(0).hop, attempt=attempt) for attempt in range(3)]
+        for hop in hops:
+            transfers.plan_ahead(hop)
+            await transfers.offer_ahead(RELAY, hop)
+        await transfers.withdraw(hops[1].microbatch, 1)
         await trio.sleep(1.0)
         assert receiver.ended == 2
-        assert list(transfers._ahead) == [trips[2]]
+        assert list(transfers._ahead) == [hops[2]]
 
 
 async def test_one_move_is_taken_back_and_no_other(autojump_clock):
     async with line() as (transfers, receiver):
         for index in range(2):
-            transfers.plan_ahead(outgoing(index).trip)
-            await transfers.offer_ahead(RELAY, outgoing(index).trip)
+            transfers.plan_ahead(outgoing(index).hop)
+            await transfers.offer_ahead(RELAY, outgoing(index).hop)
         for _ in range(2):
-            await transfers.take_back(outgoing(0).trip)
+            await transfers.take_back(outgoing(0).hop)
         await trio.sleep(1.0)
         assert receiver.ended == 1
         assert await send(transfers, outgoing(1))
@@ -166,21 +174,21 @@ async def test_one_move_is_taken_back_and_no_other(autojump_clock):
 async def test_no_more_than_so_many_are_offered_ahead(autojump_clock):
     async with line() as (transfers, receiver):
         for index in range(MAX_AHEAD + 2):
-            transfers.plan_ahead(outgoing(index).trip)
-        await transfers.offer_ahead(RELAY, outgoing(MAX_AHEAD).trip)
+            transfers.plan_ahead(outgoing(index).hop)
+        await transfers.offer_ahead(RELAY, outgoing(MAX_AHEAD).hop)
         assert not receiver.offered
         assert await send(transfers, outgoing(MAX_AHEAD))
-        await transfers.offer_ahead(RELAY, outgoing(0).trip)
+        await transfers.offer_ahead(RELAY, outgoing(0).hop)
         await trio.sleep(1.0)
         assert receiver.offered == [MAX_AHEAD, 0]
 
 
 async def test_an_offer_that_is_withdrawn_while_it_is_made_is_taken_back(autojump_clock):
     async with line() as (transfers, receiver), trio.open_nursery() as nursery:
-        transfers.plan_ahead(outgoing(0).trip)
-        nursery.start_soon(transfers.offer_ahead, RELAY, outgoing(0).trip)
+        transfers.plan_ahead(outgoing(0).hop)
+        nursery.start_soon(transfers.offer_ahead, RELAY, outgoing(0).hop)
         await wait_all_tasks_blocked()
-        await transfers.withdraw(outgoing(0).trip.microbatch, 0)
+        await transfers.withdraw(outgoing(0).hop.microbatch, 0)
         await trio.sleep(1.0)
         assert receiver.streams == receiver.ended
 
@@ -215,7 +223,7 @@ async def test_the_next_one_waits_until_the_line_is_nearly_free(autojump_clock):
         measured_s = transfers._stopwatch.measures.line_s(RELAY)
         assert measured_s == pytest.approx(len(CODES) / 1e5, abs=0.25)
         began_s = trio.current_time()
-        talk = await transfers._credited(RELAY, outgoing(7).trip)
+        talk = await transfers._credited(RELAY, outgoing(7).hop)
         assert not await transfers._drained(talk, RELAY, began_s)
         assert trio.current_time() - began_s == pytest.approx(DRAINED * measured_s, abs=0.01)
 
