@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.microbatch.core import Command
-from protocol.microbatch.data_peer import Away, DataPeerCore
+from protocol.microbatch.data_peer import DataPeerCore, SentMicrobatch
 from protocol.wire.stage_messages import RelaysByStage
 
 
@@ -15,8 +15,8 @@ class Dropping(DataPeerCore):
     What is lost on its way to the loss goes another way, as there.
     """
 
-    def _lose(self, away: Away) -> list[Command]:
-        return self._give_up(away) if away.turned and not away.home else super()._lose(away)
+    def _lose(self, sent: SentMicrobatch) -> list[Command]:
+        return self._give_up(sent) if sent.reached_loss and not sent.home else super()._lose(sent)
 
 
 def everybody(relays: RelaysByStage, _column: int) -> RelaysByStage:

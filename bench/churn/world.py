@@ -98,9 +98,9 @@ class ChurnWorld:
             origins = [m.name for m in self.origins if self.policy.serves(machine.name, m.column)]
             if isinstance(core, DataPeerCore):
                 seen = self.policy.seen(relays, machine.column)
-                self.do(machine, core.present(seen, self.now_s, trained=True))
+                self.do(machine, core.peers_changed(seen, self.now_s, trained=True))
             else:
-                self.do(machine, core.present(origins, self.now_s, ended=False))
+                self.do(machine, core.peers_changed(origins, self.now_s, ended=False))
             self.do(machine, core.ticked(self.now_s))
         self.later(LOOK_S, self.look_around)
 
@@ -192,7 +192,7 @@ class ChurnWorld:
         """Something said arrives; a data peer hears what came of it."""
         to, answer = self.machines[other], None
         if to.is_alive and machine.is_alive:
-            answer, commands = to.core.told(machine.name, message, self.now_s)
+            answer, commands = to.core.on_message(machine.name, message, self.now_s)
             self.do(to, commands)
         if isinstance(machine.core, DataPeerCore) and isinstance(answer, Noted):
             told = partial(machine.core.noted, other, message, answer)

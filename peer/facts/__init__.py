@@ -25,7 +25,7 @@ from protocol.membership.book import Fault
 from protocol.membership.dial_back import NatKind, Reach
 from protocol.membership.group import Group
 from protocol.membership.view import View
-from protocol.microbatch.core import Counted
+from protocol.microbatch.core import MicrobatchEvent
 from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
 from protocol.routing.measures import LinkTimes, WorkTimes
 from protocol.run.amendments import AmendedSpec
@@ -459,7 +459,7 @@ class Facts:
     phases: dict[RoundPhase, Durations] = field(
         default_factory=lambda: {phase: Durations() for phase in RoundPhase}
     )
-    microbatches: Counter[Counted] = field(default_factory=Counter)
+    microbatches: Counter[MicrobatchEvent] = field(default_factory=Counter)
     pipeline: PipelineFacts = field(default_factory=PipelineFacts)
     codec: str | None = None
     ranks: int | None = None

@@ -65,7 +65,7 @@ class LeftOut:
         self._events = events
         self._since_s: dict[int, float] = {}
 
-    def look(self, core: DataPeerCore) -> None:
+    def report(self, core: DataPeerCore) -> None:
         now_s = trio.current_time()
         for stage in core.left_out:
             if stage not in self._since_s:
@@ -95,7 +95,7 @@ class OtherPlans:
         self._facts = facts
         self._newest_of: dict[PeerId, str] = {}
 
-    def look(self, hop: Hop, data_peers: Collection[PeerId]) -> None:
+    def count(self, hop: Hop, data_peers: Collection[PeerId]) -> None:
         for gone in self._newest_of.keys() - set(data_peers):
             del self._newest_of[gone]
         plan = hop.path.plan
@@ -173,7 +173,7 @@ class StageExchange:
     async def took(self, event: StageEvent) -> None:
         now_s = trio.current_time()
         self._stopwatch.took(event, now_s)
-        self._do(self._core.took(event, now_s))
+        self._do(self._core.on_event(event, now_s))
 
     def step_of(self, step: float) -> float:
         """For a relay: no further than the data peers are, and not to the end while one trains."""
@@ -221,12 +221,12 @@ class StageExchange:
             ended = bool(there) and all(map(self._has_ended, there))
             training = [m.peer_id for m in there if self._trains(m)]
             alive = [m.peer_id for m in there]
-            self._do(core.present(training, now_s, ended=ended, alive=alive))
+            self._do(core.peers_changed(training, now_s, ended=ended, alive=alive))
         elif isinstance(core, DataPeerCore):
             others = self._peers.others()
             trained = self._facts.step > 0 or any(m.progress.step > 0 for m in others)
-            self._do(core.present(self._peers.relays(), now_s, trained=trained))
-            self._left_out.look(core)
+            self._do(core.peers_changed(self._peers.relays(), now_s, trained=trained))
+            self._left_out.report(core)
 
     async def _answer(self, stream: Stream) -> None:
         async with Conversation(stream) as talk:
@@ -248,7 +248,7 @@ class StageExchange:
                 else:
                     if isinstance(message, Lost) and message.microbatch.origin == sender:
                         self._withdraw(message)
-                    answer, commands = self._core.told(sender, message, trio.current_time())
+                    answer, commands = self._core.on_message(sender, message, trio.current_time())
                     self._do(commands)
                     await talk.send(answer, stall_s=ANSWER_S)
 
@@ -279,7 +279,7 @@ class StageExchange:
     async def _take(self, talk: Conversation, hop: Hop, sender: PeerId) -> None:
         if hop.direction is Direction.FORWARD and isinstance(self._core, RelayCore):
             there = {member.peer_id for member in self._peers.data_peers()}
-            self._other_plans.look(hop, there)
+            self._other_plans.count(hop, there)
         offered_s = trio.current_time()
         refusal = await self._wait_turn(hop)
         if refusal is not None:

@@ -21,7 +21,9 @@ from .checks import Compare, Differing, Read
 from .trainer_messages import Begun, Filled, Freed, GradientAdded, StageCommand, StageEvent, Stepped
 
 
-class Counted(StrEnum):
+class MicrobatchEvent(StrEnum):
+    """What has become of a microbatch; `counts` and the metrics have these names."""
+
     BEGUN = "begun"
     """It set out (at its data peer)."""
     DONE = "done"
@@ -40,9 +42,9 @@ class Counted(StrEnum):
     LOST = "lost"
     """It set out or was held here, and its gradient will not come."""
     LATE = "late"
-    """Its gradient came when it was not held any more (at a relay)."""
+    """Its gradient came when it was no longer held (at a relay)."""
     BUSY = "busy"
-    """It was sent away, for too many wait (at a relay)."""
+    """It was sent away, because too many wait (at a relay)."""
     REFUSED = "refused"
     """What came of it here was no boundary, or of a size that cannot be right, and was refused."""
     CLIPPED = "clipped"
@@ -92,9 +94,9 @@ class StageCore(ABC):
     """The core of a peer that holds a stage; `counts` are since the start."""
 
     def __init__(self) -> None:
-        self.counts: Counter[Counted] = Counter()
+        self.counts: Counter[MicrobatchEvent] = Counter()
 
-    def took(self, event: StageEvent, now_s: float) -> list[Command]:
+    def on_event(self, event: StageEvent, now_s: float) -> list[Command]:
         match event:
             case Filled(direction, number, slot, loss):
                 return self.produced(direction, number, slot, loss, now_s)
@@ -103,7 +105,7 @@ class StageCore(ABC):
             case Begun(microbatches):
                 return self.begun(microbatches, now_s)
             case Stepped(clipped=clipped):
-                self.counts[Counted.CLIPPED] += clipped
+                self.counts[MicrobatchEvent.CLIPPED] += clipped
                 return self.stepped(now_s)
             case Freed():
                 return [event]

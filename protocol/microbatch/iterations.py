@@ -61,7 +61,7 @@ class Announced:
     def add(self, teller: str, iteration: int) -> None:
         self.newest_of[teller] = max(iteration, self.newest_of.get(teller, 0))
 
-    def look(self, present: Iterable[str]) -> None:
+    def update_present(self, present: Iterable[str]) -> None:
         self.present = tuple(present)
         absent = [teller for teller in self.newest_of if teller not in self.present]
         for teller in absent[:-MAX_REMEMBERED]:
@@ -126,7 +126,7 @@ class Awaited:
         return True
 
 
-class PresentIteration(Announced):
+class CurrentIteration(Announced):
     """The iteration that a relay is in, and whether all of it has come.
 
     Attributes:
@@ -148,9 +148,9 @@ class PresentIteration(Announced):
             self.number, self._began_s = next_iteration(0, iteration), now_s
         self._go_back()
 
-    def look_at(self, origins: Iterable[str], *, ended: bool) -> None:
+    def peers_changed(self, origins: Iterable[str], *, ended: bool) -> None:
         """These data peers train; `ended`: all there are have come to the end of the run."""
-        self.look(origins)
+        self.update_present(origins)
         self._ended = ended
         self._go_back()
 

@@ -66,8 +66,8 @@ from protocol.wire.stage_messages import (
     Notice,
 )
 
-from .core import AnswerOffer, Command, Counted, SendBoundary, SendNotice, StageCore
-from .iterations import PresentIteration
+from .core import AnswerOffer, Command, MicrobatchEvent, SendBoundary, SendNotice, StageCore
+from .iterations import CurrentIteration
 from .trainer_messages import Drop, Filled, Finish, Freed
 
 GONE_S: Final = 10.0
@@ -85,7 +85,7 @@ class HeldMicrobatch:
         adds: whether its gradient is to be added; not where it has been, nor that of a score.
         is_here: whether its activations are.
         is_welcome: whether its gradient is, and has not come.
-        has_turned: whether its gradient is here.
+        gradient_here: whether its gradient has come.
         seen_s: when it was seen to be held first.
     """
 
@@ -94,11 +94,11 @@ class HeldMicrobatch:
     adds: bool
     is_here: bool = False
     is_welcome: bool = False
-    has_turned: bool = False
+    gradient_here: bool = False
     seen_s: float | None = None
 
     def awaits(self, hop: Hop) -> bool:
-        waits = self.is_here and not self.has_turned and self.hop.direction is Direction.FORWARD
+        waits = self.is_here and not self.gradient_here and self.hop.direction is Direction.FORWARD
         return waits and replace(hop, direction=Direction.FORWARD) == self.hop
 
 
@@ -113,18 +113,18 @@ class RelayCore(StageCore):
     def __init__(self, slots: int, patience_s: float) -> None:
         super().__init__()
         self._slots, self._patience_s = slots, patience_s
-        self._present = PresentIteration(patience_s)
+        self._current = CurrentIteration(patience_s)
         self._waiting: dict[int, Hop] = {}
         self._held: dict[Microbatch, HeldMicrobatch] = {}
         self._added: set[Microbatch] = set()  # in this iteration
         self._ended: set[tuple[Microbatch, int]] = set()  # these attempts do not come again
         self._newest: dict[Microbatch, int] = {}  # attempt of each that was lost
-        self._away_s: dict[str, float] = {}  # since when data peers are
+        self._absent_since_s: dict[str, float] = {}  # by data peer
         self._next_number = 0
-        self._could_end_s = math.inf  # since when the run could have ended here
+        self._run_end_seen_s = math.inf
 
     # --- what peers say ---------------------------------------------------------------------------
-    def told(self, sender: str, message: Notice, now_s: float) -> tuple[Noted, list[Command]]:
+    def on_message(self, sender: str, message: Notice, now_s: float) -> tuple[Noted, list[Command]]:
         """A data peer says something. Returns the answer, too."""
         match message:
             case Announcement(iteration):
@@ -134,17 +134,17 @@ class RelayCore(StageCore):
         return Noted(self.newest_for(sender)), commands
 
     def announced(self, origin: str, iteration: int, now_s: float) -> list[Command]:
-        self._present.announced(origin, iteration, now_s)
+        self._current.announced(origin, iteration, now_s)
         return self._advance(now_s)
 
     @property
     def iteration(self) -> int | None:
-        return self._present.number
+        return self._current.number
 
     def newest_for(self, origin: str) -> int:
-        return self._present.newest_for(origin)
+        return self._current.newest_for(origin)
 
-    def present(
+    def peers_changed(
         self, origins: Iterable[str], now_s: float, *, ended: bool, alive: Iterable[str] = ()
     ) -> list[Command]:
         """The data peers that train; nothing is held for those that are gone (rule 5).
@@ -153,12 +153,12 @@ class RelayCore(StageCore):
             ended: whether there are data peers, and all have come to the end of the run.
             alive: those that are there and do not train.
         """
-        self._present.look_at(origins, ended=ended)
+        self._current.peers_changed(origins, ended=ended)
         known = [*self._held, *(hop.microbatch for hop in self._waiting.values())]
-        away, since_s = {each.origin for each in known}, self._away_s
-        away.difference_update(alive, self._present.present)
-        self._away_s = {origin: since_s.get(origin, now_s) for origin in away}
-        gone = {origin for origin in away if now_s - self._away_s[origin] >= GONE_S}
+        absent, since_s = {each.origin for each in known}, self._absent_since_s
+        absent.difference_update(alive, self._current.present)
+        self._absent_since_s = {origin: since_s.get(origin, now_s) for origin in absent}
+        gone = {origin for origin in absent if now_s - self._absent_since_s[origin] >= GONE_S}
         commands = self._refuse(lambda hop: hop.microbatch.origin in gone)
         for microbatch in [each for each in self._held if each.origin in gone]:
             commands += self._forget(microbatch)
@@ -167,18 +167,18 @@ class RelayCore(StageCore):
     def may_end(self, now_s: float, *, ended: bool, needed: bool) -> bool:
         """Whether a relay may go past the run's last step.
 
-        Data peers do not end in one iteration, and a relay that has ended steps no more: the others
-        would wait for it. One that never ends is waited for as long as an iteration is.
+        Data peers do not end in one iteration, and a relay that has ended no longer steps: the
+        others would wait for it. One that never ends is waited for as long as an iteration is.
 
         Args:
             ended: whether the relay comes to the run's last step.
             needed: whether a data peer still trains.
         """
         if not (ended and needed):
-            self._could_end_s = math.inf  # an amended run ends a second time
+            self._run_end_seen_s = math.inf  # an amended run ends a second time
             return True
-        self._could_end_s = min(self._could_end_s, now_s)
-        return now_s - self._could_end_s > self._patience_s
+        self._run_end_seen_s = min(self._run_end_seen_s, now_s)
+        return now_s - self._run_end_seen_s > self._patience_s
 
     def lost(self, microbatch: Microbatch, sender: str, attempt: int = 0) -> list[Command]:
         """A data peer has given up an attempt of a microbatch of its own (rule 4)."""
@@ -189,22 +189,22 @@ class RelayCore(StageCore):
             newest[microbatch] = attempt + 1
         is_old = held is not None and held.hop.attempt <= attempt
         refused = self._refuse(lambda t: t.microbatch == microbatch and t.attempt <= attempt)
-        # What has turned is being added, and settles then.
-        lets_go = held is not None and is_old and not held.has_turned
+        # A gradient that is here is being added; its microbatch settles then.
+        lets_go = held is not None and is_old and not held.gradient_here
         return [*refused, *(self._let_go(microbatch) if lets_go else [])]
 
     # --- boundaries -------------------------------------------------------------------------------
     def offered(self, ticket: int, hop: Hop) -> list[Command]:
         held, refusal = self._held.get(hop.microbatch), self._refusal(hop)
         if hop.direction is Direction.BACKWARD:
-            self.counts[Counted.LATE] += refusal is RefusalReason.UNAVAILABLE
+            self.counts[MicrobatchEvent.LATE] += refusal is RefusalReason.UNAVAILABLE
             if held is not None and refusal is None:
                 held.is_welcome = True
             return [AnswerOffer(ticket, refusal)]
         if hop.descents_ahead >= self._slots:
             refusal = RefusalReason.UNAVAILABLE
         if refusal is None and len(self._waiting) >= MAX_WAITING:
-            self.counts[Counted.BUSY] += 1
+            self.counts[MicrobatchEvent.BUSY] += 1
             refusal = RefusalReason.BUSY
         if refusal is not None:
             return [AnswerOffer(ticket, refusal)]
@@ -220,13 +220,13 @@ class RelayCore(StageCore):
         if held is not None and held.hop == hop and not held.is_here:
             held.is_here = True
         elif held is not None and hop.direction is Direction.BACKWARD and held.awaits(hop):
-            held.has_turned = True
+            held.gradient_here = True
         else:
             return [Freed(slot)]
         return [Filled(hop.direction, held.number, slot, loss, adds=held.adds)]
 
     def broke_off(self, hop: Hop, now_s: float, *, refused: bool = False) -> list[Command]:
-        self.counts[Counted.REFUSED] += refused
+        self.counts[MicrobatchEvent.REFUSED] += refused
         told = _lost(hop.microbatch, hop.attempt, hop.sender, refused=True)
         commands: list[Command] = [told] if refused else []
         held = self._held.get(hop.microbatch)
@@ -241,14 +241,14 @@ class RelayCore(StageCore):
         held, is_stale = self._held.get(microbatch), self._is_stale(hop)
         told = _lost(microbatch, attempt, hop.receiver)
         if hop.direction is Direction.SCORE and held is not None:
-            self.counts[Counted.SCORED] += taken
+            self.counts[MicrobatchEvent.SCORED] += taken
             return [*([] if taken else [told]), *self._settle(microbatch)]
         if taken or is_stale:
             return []
         if hop.direction is Direction.BACKWARD:
             return [told]
         # With its gradient here a forward was taken, whatever became of the receipt.
-        if held is None or held.has_turned or held.hop.attempt != attempt:
+        if held is None or held.gradient_here or held.hop.attempt != attempt:
             return []
         return [told, *self._let_go(microbatch)]
 
@@ -268,8 +268,8 @@ class RelayCore(StageCore):
             return []
         if held.adds:
             self._added.add(held.hop.microbatch)
-            self.counts[Counted.DONE] += 1
-            self.counts[Counted.REPLAYED] += held.hop.attempt > 0
+            self.counts[MicrobatchEvent.DONE] += 1
+            self.counts[MicrobatchEvent.REPLAYED] += held.hop.attempt > 0
         return self._settle(held.hop.microbatch)
 
     def numbered(self, number: int) -> HeldMicrobatch | None:
@@ -279,19 +279,19 @@ class RelayCore(StageCore):
         return None
 
     def stepped(self, now_s: float) -> list[Command]:
-        self._present.stepped(now_s)
+        self._current.stepped(now_s)
         for each in (self._added, self._ended, self._newest):
             each.clear()
-        return [*self._refuse(self._present.is_after), *self._advance(now_s)]
+        return [*self._refuse(self._current.is_after), *self._advance(now_s)]
 
     def restarted(self, slots: int) -> list[Command]:
         self._slots = slots
         lost = [_lost(each.hop.microbatch, each.hop.attempt) for each in self._held.values()]
-        self.counts[Counted.LOST] += sum(held.adds for held in self._held.values())
-        self.counts[Counted.GONE] += len(self._added)
+        self.counts[MicrobatchEvent.LOST] += sum(held.adds for held in self._held.values())
+        self.counts[MicrobatchEvent.GONE] += len(self._added)
         self._held.clear()
         self._added.clear()
-        self._present.is_finishing = False
+        self._current.is_finishing = False
         return [*lost, *self._grant()]
 
     def ticked(self, now_s: float) -> list[Command]:
@@ -315,7 +315,7 @@ class RelayCore(StageCore):
                 return RefusalReason.UNAVAILABLE
             # A credit holds memory until the boundary is there.
             return RefusalReason.TWICE if held.is_welcome else None
-        if hop.direction is Direction.FORWARD and self._present.is_after(hop):
+        if hop.direction is Direction.FORWARD and self._current.is_after(hop):
             return RefusalReason.BEHIND
         # A score goes through once, and nobody sends it again.
         if self._is_stale(hop) or (hop.direction is Direction.SCORE and hop.attempt):
@@ -339,7 +339,7 @@ class RelayCore(StageCore):
             del self._waiting[ticket]
         unavailable, behind = RefusalReason.UNAVAILABLE, RefusalReason.BEHIND
         return [
-            AnswerOffer(ticket, behind if self._present.is_after(hop) else unavailable)
+            AnswerOffer(ticket, behind if self._current.is_after(hop) else unavailable)
             for ticket, hop in refused.items()
         ]
 
@@ -349,7 +349,7 @@ class RelayCore(StageCore):
 
     def _let_go(self, microbatch: Microbatch) -> list[Command]:
         held = self._held[microbatch]
-        self.counts[Counted.LOST] += held.adds
+        self.counts[MicrobatchEvent.LOST] += held.adds
         return [Drop(held.number), *self._settle(microbatch)]
 
     def _settle(self, microbatch: Microbatch) -> list[Command]:
@@ -361,12 +361,11 @@ class RelayCore(StageCore):
     def _advance(self, now_s: float) -> list[Command]:
         """Give credit; end the iteration if it is over, and forget what is held of it still."""
         commands = self._grant()
-        if not self._present.ends(now_s):
+        if not self._current.ends(now_s):
             return commands
-        for microbatch in [
-            m for m, h in self._held.items() if h.hop.direction is Direction.FORWARD
-        ]:
-            commands += self._forget(microbatch)
+        held = [each.hop for each in self._held.values()]
+        for hop in [each for each in held if each.direction is Direction.FORWARD]:
+            commands += self._forget(hop.microbatch)
         return [*commands, Finish()]
 
     def _grant(self) -> list[Command]:
@@ -374,7 +373,7 @@ class RelayCore(StageCore):
         granted: list[Command] = []
         for ticket, hop in sorted(self._waiting.items(), key=lambda each: not each[1].attempt):
             refusal = self._refusal(hop)
-            is_due = self._present.is_of(hop) and hop.microbatch not in self._held
+            is_due = self._current.is_of(hop) and hop.microbatch not in self._held
             if refusal is None and is_due and self._has_slot(hop):
                 adds = hop.direction is Direction.FORWARD and hop.microbatch not in self._added
                 held = HeldMicrobatch(self._next_number, hop, adds)

@@ -95,7 +95,7 @@ class RandomRouter:
         return self._drawn(self._visited - 1, relays, draws, used)
 
     def another(
-        self, before: Path, turn: int, relays: RelaysByStage, *, turned: bool = False
+        self, before: Path, turn: int, relays: RelaysByStage, *, reached_loss: bool = False
     ) -> Path | None:
         """Over the same stages and relays, if all have some; else over as many as are usual.
 
@@ -103,7 +103,7 @@ class RandomRouter:
             turned: whether they may have added its gradient: those that are left are all kept.
         """
         draws, used = Draws(f"{self._name}/again/{turn}"), Used()
-        kept = {stage for stage in before.stages if turned and relays[stage - 1]}
+        kept = {stage for stage in before.stages if reached_loss and relays[stage - 1]}
         used.update(dict.fromkeys(kept, -TRIES))
         path = _through(before.stages, relays, draws, used, before.relays) or self._drawn(
             max(self._visited - 1, len(kept)), relays, draws, used, before.relays

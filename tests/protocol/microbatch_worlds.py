@@ -143,11 +143,11 @@ class MicrobatchWorld:
         for name in sorted(living):
             core = self.nodes[name].core
             if name in self.origins:
-                self.do(name, core.present(relays, self.now_s, trained=self.trained))
+                self.do(name, core.peers_changed(relays, self.now_s, trained=self.trained))
             else:
                 self.hear(name, origins)
                 heard = [each for each in origins if (name, each) in self.heard]
-                self.do(name, core.present(heard, self.now_s, ended=False, alive=origins))
+                self.do(name, core.peers_changed(heard, self.now_s, ended=False, alive=origins))
             self.do(name, core.ticked(self.now_s))
 
     def hear(self, name, origins):
@@ -329,7 +329,7 @@ class MicrobatchWorld:
         if other.alive and not (may_fail and self.random.random() < self.failing):
             if isinstance(message, Lost) and name not in self.origins:
                 self.withdraw(other, message)
-            answer, commands = other.core.told(node.name, message, self.now_s)
+            answer, commands = other.core.on_message(node.name, message, self.now_s)
             self.do(name, commands)
         if node.name in self.origins and isinstance(answer, Noted):
             self.do(node.name, node.core.noted(name, message, answer))

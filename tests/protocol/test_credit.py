@@ -67,7 +67,7 @@ def test_what_is_being_added_is_waited_for_and_comes_again_without_being_added(
 def data_peer() -> DataPeerCore:
     """One with a microbatch that has set out."""
     core = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), PATIENCE_S)
-    core.present((("relay",),), 0.0, trained=True)
+    core.peers_changed((("relay",),), 0.0, trained=True)
     core.begun(1, 0.0)
     (sent,) = core.produced(Direction.FORWARD, 0, 7, None, 0.0)
     assert isinstance(sent, SendBoundary)
@@ -86,7 +86,7 @@ def test_a_data_peer_welcomes_a_move_once(data_peer: DataPeerCore, move: Hop) ->
 def test_a_data_peer_welcomes_what_was_offered_ahead_once_until_it_breaks_off() -> None:
     router = RandomRouter("data", 0, 2, NO_SWAPS)
     core = DataPeerCore("data", router, PATIENCE_S, in_flight=1)
-    core.present((("relay",),), 0.0, trained=True)
+    core.peers_changed((("relay",),), 0.0, trained=True)
     core.begun(1, 0.0)
     for _ in range(2):
         assert core.offered(1, FIRST.onward()) == [WELCOME]
@@ -97,7 +97,7 @@ def test_a_data_peer_welcomes_what_was_offered_ahead_once_until_it_breaks_off() 
 def test_what_was_offered_ahead_under_a_name_that_a_relay_has_forgotten_is_taken_back() -> None:
     router = RandomRouter("data", 0, 2, NO_SWAPS)
     core = DataPeerCore("data", router, PATIENCE_S, in_flight=1)
-    core.present((("relay",),), 0.0, trained=True)
+    core.peers_changed((("relay",),), 0.0, trained=True)
     assert FIRST in core.begun(1, 0.0)
     lost = Lost(FIRST.microbatch)
     assert core.lost(lost, "another") == []

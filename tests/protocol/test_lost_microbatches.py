@@ -6,7 +6,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S, MicrobatchWorld
 
-from protocol.microbatch.core import Counted
+from protocol.microbatch.core import MicrobatchEvent
 from protocol.wire.stage_messages import Direction
 
 SEEDS = st.integers(0, 100_000)
@@ -25,7 +25,7 @@ def assert_sound(world):
     assert done == sum(len(world.nodes[name].books.added) for name in world.origins)
     assert set(world.applied.values()) <= {1}
     of_done = [key for key in world.applied if key[1] in world.home()]
-    gone = sum(node.core.counts[Counted.GONE] for node in world.all_nodes)
+    gone = sum(node.core.counts[MicrobatchEvent.GONE] for node in world.all_nodes)
     assert len(world.stages) * done - len(of_done) <= gone
     assert not [hop for asker, hop in world.ahead if world.is_here(asker)]
 
@@ -90,9 +90,13 @@ def test_a_relay_that_dies_with_a_gradient_in_hand_has_a_stand_in(place):
     path = world.path
     world.kill(path[place - 1])
     counts = done_by(world)
-    assert (counts[Counted.DONE], counts[Counted.MENDED], counts[Counted.LOST]) == (1, 1, 0)
+    assert (
+        counts[MicrobatchEvent.DONE],
+        counts[MicrobatchEvent.MENDED],
+        counts[MicrobatchEvent.LOST],
+    ) == (1, 1, 0)
     stand_in = next(n for n in world.stages[place - 1] if n not in path)
-    assert world.nodes[stand_in].core.counts[Counted.REPLAYED] == 1
+    assert world.nodes[stand_in].core.counts[MicrobatchEvent.REPLAYED] == 1
     assert world.forwards[stand_in] == 1
     for other in set(path) - {path[place - 1]}:
         assert world.forwards[other] == 2  # nobody else takes its place
@@ -106,7 +110,7 @@ def test_two_neighbours_that_die_are_both_replaced():
     world.kill(path[0])
     world.kill(path[1])
     counts = done_by(world)
-    assert (counts[Counted.DONE], counts[Counted.LOST]) == (1, 0)
+    assert (counts[MicrobatchEvent.DONE], counts[MicrobatchEvent.LOST]) == (1, 0)
     assert world.forwards[path[2]] in (1, 2)
     assert world.nodes[path[2]].books.added.total() == 1
     world.settle()
@@ -125,6 +129,6 @@ def test_that_it_is_lost_is_said_again_until_every_relay_has_noted_it():
     assert world.forwards[path[0]] == 1
     world.failing = 0.0
     counts = done_by(world)
-    assert (counts[Counted.DONE], counts[Counted.LOST]) == (1, 0)
+    assert (counts[MicrobatchEvent.DONE], counts[MicrobatchEvent.LOST]) == (1, 0)
     world.settle()
     assert set(world.applied.values()) == {1}

@@ -8,7 +8,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S
 
-from protocol.microbatch.core import AnswerOffer, Counted, SendNotice
+from protocol.microbatch.core import AnswerOffer, MicrobatchEvent, SendNotice
 from protocol.microbatch.relay import RelayCore
 from protocol.wire.stage_messages import Direction, Hop, Lost, Microbatch, Path
 
@@ -50,7 +50,7 @@ def test_what_one_relay_sends_is_refused_and_all_come_home(directions, seed):
     assert_all_done(world)
     for stage, times in times_of(world).items():
         assert set(times) <= ({1, 2} if stage == world.stage_of(LIAR) else {1})
-    assert sum(node.core.counts[Counted.REFUSED] for node in world.all_nodes)
+    assert sum(node.core.counts[MicrobatchEvent.REFUSED] for node in world.all_nodes)
 
 
 @given(SEEDS)
@@ -84,4 +84,4 @@ def test_a_relay_tells_the_data_peer_at_once_who_sent_what_it_refuses():
     assert relay.offered(1, hop) == [AnswerOffer(1)]
     told = SendNotice(("data",), Lost(hop.microbatch, 0, "before", refused=True))
     assert relay.broke_off(hop, 0.0, refused=True) == [told]
-    assert relay.counts[Counted.REFUSED] == 1
+    assert relay.counts[MicrobatchEvent.REFUSED] == 1

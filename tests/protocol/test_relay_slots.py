@@ -3,7 +3,7 @@
 from microbatch_worlds import PATIENCE_S
 from msgspec.structs import replace
 
-from protocol.microbatch.core import AnswerOffer, Command, Counted, SendBoundary, SendNotice
+from protocol.microbatch.core import AnswerOffer, Command, MicrobatchEvent, SendBoundary, SendNotice
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import GONE_S, RelayCore
 from protocol.microbatch.trainer_messages import Drop, Filled, Freed
@@ -18,7 +18,7 @@ PATH = Path(("relay", "next"), (1, 2))
 def relay_of(*origins: str, slots: int = 2) -> RelayCore:
     """A relay in the first iteration of these data peers."""
     relay = RelayCore(slots, PATIENCE_S)
-    relay.present(origins, 0.0, ended=False)
+    relay.peers_changed(origins, 0.0, ended=False)
     for origin in origins:
         relay.announced(origin, 1, 0.0)
     return relay
@@ -46,12 +46,12 @@ def test_what_a_data_peer_that_is_gone_has_left_makes_room() -> None:
     assert relay.offered(4, hop(4, origin="gone")) == []
     assert relay.offered(5, hop(5)) == []
     for now_s, alive in ((1.0, ["gone"]), (2.0, []), (GONE_S, ["gone"]), (GONE_S + 1.0, [])):
-        assert not relay.present(["data"], now_s, ended=False, alive=alive)
-    commands = relay.present(["data"], 2 * GONE_S + 1.0, ended=False)
+        assert not relay.peers_changed(["data"], now_s, ended=False, alive=alive)
+    commands = relay.peers_changed(["data"], 2 * GONE_S + 1.0, ended=False)
     answers = {each.ticket: each.refusal for each in commands if isinstance(each, AnswerOffer)}
     assert answers == {4: RefusalReason.UNAVAILABLE, 5: None}
     assert [each.number for each in commands if isinstance(each, Drop)] == [0, 1, 2]
-    assert relay.counts[Counted.LOST] == 3
+    assert relay.counts[MicrobatchEvent.LOST] == 3
 
 
 def test_a_score_is_given_no_gradient() -> None:
@@ -105,7 +105,7 @@ def test_a_score_that_the_next_one_does_not_take_is_told_to_be_lost() -> None:
     assert relay.sent(sent.hop, 0.0, taken=False) == [lost]
     router = RandomRouter("data", 0, 3, NO_SWAPS)
     data_peer = DataPeerCore("data", router, PATIENCE_S)
-    data_peer.present((("relay",), ("next",)), 0.0, trained=True)
+    data_peer.peers_changed((("relay",), ("next",)), 0.0, trained=True)
     (score,) = data_peer.produced(Direction.SCORE, 0, 7, None, 0.0)
     assert isinstance(score, SendBoundary)
     assert Drop(0) in data_peer.lost(Lost(score.hop.microbatch, failed="next"), "relay")
@@ -113,7 +113,7 @@ def test_a_score_that_the_next_one_does_not_take_is_told_to_be_lost() -> None:
 
 def test_a_trainer_that_dies_with_a_score_under_way_has_lost_no_gradient() -> None:
     data_peer = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), PATIENCE_S)
-    data_peer.present((("relay",),), 0.0, trained=True)
+    data_peer.peers_changed((("relay",),), 0.0, trained=True)
     data_peer.produced(Direction.SCORE, 0, 7, None, 0.0)
     (told,) = data_peer.restarted(2)
     assert isinstance(told, SendNotice)
@@ -154,7 +154,7 @@ def test_a_gradient_counts_once_though_the_receipt_of_its_forward_is_lost() -> N
     assert relay.sent(sent.hop, 0.1, taken=False) == []
     relay.produced(Direction.BACKWARD, 0, 8, 2.0, 0.2)
     relay.returned(0, 0.2)
-    assert relay.counts[Counted.DONE] == 1
+    assert relay.counts[MicrobatchEvent.DONE] == 1
     relay.lost(forward.microbatch, "data")
     bring(relay, hop(0, attempt=1))
     (compute,) = bring(relay, hop(0, Direction.BACKWARD, attempt=1))
@@ -166,5 +166,5 @@ def test_a_data_peer_gives_up_its_own_microbatches_alone() -> None:
     relay = relay_of("data", "other")
     for origin in ("data", "other"):
         bring(relay, hop(0, origin=origin))
-    assert relay.told("data", Lost(hop(0, origin="other").microbatch), 0.0) == (Noted(1), [])
-    assert relay.told("data", Lost(hop(0).microbatch), 0.0) == (Noted(1), [Drop(0)])
+    assert relay.on_message("data", Lost(hop(0, origin="other").microbatch), 0.0) == (Noted(1), [])
+    assert relay.on_message("data", Lost(hop(0).microbatch), 0.0) == (Noted(1), [Drop(0)])

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from protocol.microbatch.core import Counted, SendBoundary
+from protocol.microbatch.core import MicrobatchEvent, SendBoundary
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.trainer_messages import Resend
 from protocol.pipeline.problem import NO_SWAPS
@@ -14,7 +14,7 @@ BOTH = (("a", "b"),)
 
 def data_peer() -> DataPeerCore:
     core = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), 30.0)
-    core.present(BOTH, 0.0, trained=True)
+    core.peers_changed(BOTH, 0.0, trained=True)
     return core
 
 
@@ -36,8 +36,8 @@ def iteration_of(core: DataPeerCore, number: int) -> str:
 
 def gone_with(core: DataPeerCore, relay: str) -> int:
     """What is counted as gone once this relay is."""
-    core.present((tuple(sorted({"a", "b"} - {relay})),), 0.0, trained=True)
-    return core.counts[Counted.GONE]
+    core.peers_changed((tuple(sorted({"a", "b"} - {relay})),), 0.0, trained=True)
+    return core.counts[MicrobatchEvent.GONE]
 
 
 def test_a_relay_that_loses_a_microbatch_and_names_nobody_has_failed() -> None:

@@ -28,7 +28,7 @@ def announcements(commands) -> list[tuple[tuple[str, ...], int]]:
 def core() -> DataPeerCore:
     """It has announced its first iteration to two relays."""
     core = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), 30.0)
-    core.present((("a", "b"),), 0.0, trained=True)
+    core.peers_changed((("a", "b"),), 0.0, trained=True)
     assert announcements(core.begun(1, 0.0)) == [(("a", "b"), 1)]
     return core
 
@@ -51,8 +51,8 @@ def test_it_is_not_said_any_more_when_a_later_one_is(core):
 def test_a_relay_whose_link_is_back_soon_is_told(core):
     for relay in "ab":
         core.noted(relay, Announcement(1), Noted(1))
-    core.present((("a",),), 0.5, trained=True)
-    assert announcements(core.present((("a", "b"),), 1.0, trained=True)) == [(("b",), 1)]
+    core.peers_changed((("a",),), 0.5, trained=True)
+    assert announcements(core.peers_changed((("a", "b"),), 1.0, trained=True)) == [(("b",), 1)]
     assert announcements(core.ticked(1.5)) == [(("b",), 1)]
 
 

@@ -7,7 +7,7 @@ from stage_worlds import SLOT_BYTES, PretendedTrainer, StageWorld
 
 from peer.codec import get_codec
 from peer.simulation.virtual_time import run_in_virtual_time
-from protocol.microbatch.core import Counted
+from protocol.microbatch.core import MicrobatchEvent
 from protocol.microbatch.sizes import FACTOR
 from protocol.wire.stage_messages import Direction
 
@@ -62,12 +62,16 @@ def assert_all_home(peers):
     for peer in peers:
         if peer.stage == 0:
             counts = peer.facts.microbatches
-            assert counts[Counted.DONE] == counts[Counted.BEGUN] == ITERATIONS * MICROBATCHES
-            assert peer.trainer.came_back == [{4.0}] * counts[Counted.DONE]
+            assert (
+                counts[MicrobatchEvent.DONE]
+                == counts[MicrobatchEvent.BEGUN]
+                == ITERATIONS * MICROBATCHES
+            )
+            assert peer.trainer.came_back == [{4.0}] * counts[MicrobatchEvent.DONE]
 
 
 def refused(peers):
-    return sum(peer.facts.microbatches[Counted.REFUSED] for peer in peers)
+    return sum(peer.facts.microbatches[MicrobatchEvent.REFUSED] for peer in peers)
 
 
 @pytest.mark.slow

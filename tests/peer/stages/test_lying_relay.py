@@ -12,7 +12,7 @@ from peer.codec import get_codec
 from peer.observe.event_names import EventName
 from peer.simulation.virtual_time import run_in_virtual_time
 from protocol.microbatch import checks
-from protocol.microbatch.core import Counted
+from protocol.microbatch.core import MicrobatchEvent
 from protocol.wire.stage_messages import Direction
 
 SIZES, MICROBATCHES, LIAR = (2, 3, 3), 4, (1, 0)
@@ -89,10 +89,10 @@ def named(world):
 
 def assert_counted_once(world):
     """No gradient was added twice, or for a copy."""
-    done = sum(peer.facts.microbatches[Counted.DONE] for peer in world.of_stage(0))
+    done = sum(peer.facts.microbatches[MicrobatchEvent.DONE] for peer in world.of_stage(0))
     for stage in (1, 2):
         assert sum(sum(peer.trainer.steps) for peer in world.of_stage(stage)) <= done
-        added = [peer.facts.microbatches[Counted.DONE] for peer in world.of_stage(stage)]
+        added = [peer.facts.microbatches[MicrobatchEvent.DONE] for peer in world.of_stage(stage)]
         assert sum(added) == done
 
 
@@ -134,5 +134,5 @@ def test_without_checks_nobody_notices():
 def test_among_honest_relays_nothing_is_told():
     world = trained()
     assert not told(world)
-    assert all(peer.facts.microbatches[Counted.CHECKED] for peer in world.of_stage(0))
+    assert all(peer.facts.microbatches[MicrobatchEvent.CHECKED] for peer in world.of_stage(0))
     assert_counted_once(world)

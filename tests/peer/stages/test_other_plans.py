@@ -12,10 +12,10 @@ def hop(origin: str, plan: str) -> Hop:
 def test_a_data_peer_that_is_gone_has_no_plan_any_more() -> None:
     facts = Facts("relay", 1)
     plans = OtherPlans(facts)
-    plans.look(hop("a", "old"), {"a", "b"})
-    plans.look(hop("b", "old"), {"a", "b"})
-    plans.look(hop("b", "new"), {"a", "b"})
+    plans.count(hop("a", "old"), {"a", "b"})
+    plans.count(hop("b", "old"), {"a", "b"})
+    plans.count(hop("b", "new"), {"a", "b"})
     assert facts.pipeline.other_plans == 1
     for _ in range(3):
-        plans.look(hop("b", "new"), {"b"})
+        plans.count(hop("b", "new"), {"b"})
     assert facts.pipeline.other_plans == 1

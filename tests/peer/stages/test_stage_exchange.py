@@ -15,7 +15,7 @@ from peer.training.shared import SLOTS
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.membership.group import Group
 from protocol.membership.view import Progress
-from protocol.microbatch.core import Counted, OfferAhead, SendNotice
+from protocol.microbatch.core import MicrobatchEvent, OfferAhead, SendNotice
 from protocol.microbatch.relay import GONE_S
 from protocol.outcomes import RefusalReason
 from protocol.run.layout import part_of_stage
@@ -42,7 +42,7 @@ async def test_microbatches_come_back_through_all_stages(autojump_clock):
         await world.wait_done()
         for peer in world.of_stage(0):
             assert peer.trainer.came_back == [{4}] * 12  # two stages, there and back
-            assert +peer.facts.microbatches == {Counted.BEGUN: 12, Counted.DONE: 12}
+            assert +peer.facts.microbatches == {MicrobatchEvent.BEGUN: 12, MicrobatchEvent.DONE: 12}
         for stage in (1, 2):
             steps = [peer.trainer.steps[:2] for peer in world.of_stage(stage)]
             assert [sum(each) for each in zip(*steps, strict=True)] == [8, 8]
@@ -56,7 +56,7 @@ async def test_a_relay_holds_no_more_than_it_has_slots(autojump_clock):
         await world.wait_done()
         (relay,) = world.of_stage(1)
         assert relay.trainer.most_held == SLOTS
-        assert relay.facts.microbatches[Counted.DONE] >= 24
+        assert relay.facts.microbatches[MicrobatchEvent.DONE] >= 24
         assert all(len(peer.trainer.came_back) == 16 for peer in world.of_stage(0))
 
 
@@ -71,10 +71,14 @@ async def test_a_relay_that_dies_costs_what_it_held(autojump_clock):
         assert trio.current_time() < 30
         for peer in world.of_stage(0):
             counts = peer.facts.microbatches
-            assert counts[Counted.DONE] + counts[Counted.LOST] == counts[Counted.BEGUN] == 16
-            assert len(peer.trainer.came_back) == counts[Counted.DONE]
-        again = sum(peer.facts.microbatches[Counted.AGAIN] for peer in world.of_stage(0))
-        lost = sum(peer.facts.microbatches[Counted.LOST] for peer in world.of_stage(0))
+            assert (
+                counts[MicrobatchEvent.DONE] + counts[MicrobatchEvent.LOST]
+                == counts[MicrobatchEvent.BEGUN]
+                == 16
+            )
+            assert len(peer.trainer.came_back) == counts[MicrobatchEvent.DONE]
+        again = sum(peer.facts.microbatches[MicrobatchEvent.AGAIN] for peer in world.of_stage(0))
+        lost = sum(peer.facts.microbatches[MicrobatchEvent.LOST] for peer in world.of_stage(0))
         assert again > 0
         assert lost == 0
 
@@ -84,19 +88,19 @@ async def test_a_relay_that_dies_with_gradients_in_hand_has_a_stand_in(autojump_
     """Every microbatch comes back through the same number of stages, none twice."""
     async with StageWorld((2, 2, 2), iterations=6).running() as world:
         relay = world.of_stage(1)[0]
-        while relay.facts.microbatches[Counted.DONE] < 3 or not relay.trainer.held:
+        while relay.facts.microbatches[MicrobatchEvent.DONE] < 3 or not relay.trainer.held:
             await trio.sleep(0.01)
         world.kill(relay)
         await world.wait_done()
         assert trio.current_time() < 30
         for peer in world.of_stage(0):
-            assert peer.facts.microbatches[Counted.DONE] == 24
+            assert peer.facts.microbatches[MicrobatchEvent.DONE] == 24
             assert peer.trainer.came_back == [{4}] * 24
             assert not peer.trainer.dropped
         counts = [peer.facts.microbatches for peer in world.of_stage(0)]
-        lost = sum(each[Counted.MENDED] + each[Counted.AGAIN] for each in counts)
+        lost = sum(each[MicrobatchEvent.MENDED] + each[MicrobatchEvent.AGAIN] for each in counts)
         stand_in = world.of_stage(1)[1]
-        assert 0 < stand_in.facts.microbatches[Counted.REPLAYED] <= lost
+        assert 0 < stand_in.facts.microbatches[MicrobatchEvent.REPLAYED] <= lost
 
 
 @pytest.mark.slow
@@ -140,7 +144,7 @@ async def test_what_a_data_peer_announces_before_its_beat_says_that_it_trains_st
         slow.trainer.send = send_late
         beat("downloading")
         with trio.fail_after(PATIENCE_S / 4):
-            while fast.facts.microbatches[Counted.DONE] < world.microbatches:
+            while fast.facts.microbatches[MicrobatchEvent.DONE] < world.microbatches:
                 await trio.sleep(0.01)
             await trio.sleep(2 * TICK_S)
             beat("training")
@@ -191,8 +195,12 @@ async def test_they_train_without_it_where_paths_may_leave_it_out(autojump_clock
         assert data_peer.told == [(EventName.STAGE_LEFT_OUT, {"stage": 2, "step": 7})]
         await world.wait_done()
         counts = data_peer.facts.microbatches
-        assert counts[Counted.DONE] + counts[Counted.LOST] == counts[Counted.BEGUN] == 32
-        assert counts[Counted.DONE] >= counts[Counted.WITHOUT] >= 24
+        assert (
+            counts[MicrobatchEvent.DONE] + counts[MicrobatchEvent.LOST]
+            == counts[MicrobatchEvent.BEGUN]
+            == 32
+        )
+        assert counts[MicrobatchEvent.DONE] >= counts[MicrobatchEvent.WITHOUT] >= 24
         assert set(map(frozenset, data_peer.trainer.came_back)) == {frozenset({4})}
 
 
