@@ -31,6 +31,7 @@ from peer.rounds.way import AveragingParts
 from peer.runtime import Work
 from peer.stages.exchange import StageExchange
 from peer.stages.peers import StagePeers, keep_balance
+from peer.stages.roles import exchange_of
 from peer.state.kept_files import ProofFile
 from peer.training.ports import StartTrainer
 from peer.training.warm import warmed_up
@@ -285,7 +286,7 @@ class Training:
     def _exchange(self) -> StageExchange | None:
         if self._stage is None or self._spec.pipeline.stages == 1:
             return None
-        return StageExchange(self._amended, self._stage, self._stage_peers, self._parts)
+        return exchange_of(self._amended, self._stage, self._stage_peers, self._parts)
 
     def _averaging(self, slow_P: Float32Vector, exchange: StageExchange | None) -> Averaging:
         parts = self._parts

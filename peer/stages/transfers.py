@@ -35,8 +35,8 @@ cannot be decoded, or is larger than any honest peer's, breaks the protocol; wha
 usual is refused, and nobody is blamed (protocol/microbatch/sizes.py). To look at megabytes of
 values takes time, which others need for their beats, so that is done in `Work`.
 
-Also here: one life of the trainer, as microbatches see it (`Line`): a queue of commands, and shared
-memory. Nothing of an old life reaches a new one.
+Also here: one life of the trainer, as microbatches see it (`StageSession`): a queue of commands,
+and shared memory. Nothing of an old life reaches a new one.
 """
 
 import contextlib
@@ -93,8 +93,8 @@ class _Ahead:
 
 
 @dataclass(eq=False)
-class Transfers:
-    """The sender's side.
+class BoundarySender:
+    """Offers boundaries to other peers, and sends them.
 
     Args:
         credit_s: longest wait for an answer to an offer.
@@ -189,7 +189,7 @@ class Transfers:
     async def ask(
         self, peer_id: PeerId, question: stage_messages.Notice
     ) -> stage_messages.Noted | None:
-        """Say a small thing. Returns the answer; None when there is none."""
+        """Send a notice. Returns the answer; None where no answer came."""
         try:
             async with _closed_after_failure(await self._take(peer_id)) as talk:
                 await talk.send(question, stall_s=ANSWER_S)
@@ -234,8 +234,8 @@ async def _closed_after_failure(talk: Conversation) -> AsyncIterator[Conversatio
 
 
 # --- what comes in --------------------------------------------------------------------------------
-class Line:
-    """The present life of the trainer: its queue of commands, and its shared memory."""
+class StageSession:
+    """One life of the trainer: its queue of commands, and its shared memory."""
 
     def __init__(self, ring: BoundaryRing) -> None:
         self.ring, self._inbound = ring, ring.inbound
@@ -288,7 +288,7 @@ class Unusual(LocoError):
     """A boundary is far larger than usual, and its sender was told so."""
 
 
-class Arrivals:
+class BoundaryReceiver:
     """Takes boundaries from streams into the slots of the ring.
 
     Args:
@@ -303,7 +303,7 @@ class Arrivals:
     async def receive(
         self,
         talk: Conversation,
-        line: Line,
+        session: StageSession,
         kind: tuple[PeerId, int | None, bool],
         waited_s: float,
         begun: Callable[[], None],
@@ -323,15 +323,15 @@ class Arrivals:
             Unusual: it is far larger than usual.
             StreamLost: it has not come whole.
         """
-        since_s, slot = trio.current_time(), await line.take_slot()
+        since_s, slot = trio.current_time(), await session.take_slot()
         try:
             credit = stage_messages.Credit(waited_s + trio.current_time() - since_s)
             await talk.send(credit, stall_s=ANSWER_S)
-            loss, took_s = await self._fill(talk, line.ring.slot(slot), begun)
-            size = await self._work.run(line.ring.size, slot)
+            loss, took_s = await self._fill(talk, session.ring.slot(slot), begun)
+            size = await self._work.run(session.ring.size, slot)
             await self._check(talk, size, kind)
         except BaseException:
-            line.send(Freed(slot))
+            session.send(Freed(slot))
             raise
         return slot, loss, took_s
 

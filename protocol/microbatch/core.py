@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from protocol.outcomes import RefusalReason
-from protocol.wire.stage_messages import Direction, Hop, Notice
+from protocol.wire.stage_messages import Direction, Hop, Noted, Notice
 
 from .checks import Compare, Differing, Read
 from .trainer_messages import Begun, Filled, Freed, GradientAdded, StageCommand, StageEvent, Stepped
@@ -119,6 +119,10 @@ class StageCore(ABC):
     @abstractmethod
     def returned(self, number: int, now_s: float) -> list[Command]:
         """The trainer has added a microbatch's gradient, if it was to."""
+
+    def noted(self, peer_id: str, message: Notice, answer: Noted) -> list[Command]:
+        """A peer has answered a notice of ours."""
+        return []
 
     def begun(self, microbatches: int, now_s: float) -> list[Command]:
         return []

@@ -19,8 +19,8 @@ from peer.network.simulated import LinkModel, SimulatedInternet
 from peer.rounds.surroundings import Surroundings
 from peer.rounds.way import TrainerLine
 from peer.runtime.work import SimulatedWork
-from peer.stages.exchange import StageExchange
 from peer.stages.peers import StagePeers
+from peer.stages.roles import exchange_of
 from peer.training.shared import RING_PER_SLOT, SLOTS, BoundaryRing, code_memory
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.membership.group import Group
@@ -189,7 +189,7 @@ class StagePeer:
             sign=sign,
             work=SimulatedWork(0.0),
         )
-        self.exchange = StageExchange(AmendedSpec(spec), stage, peers, around, world.plan)
+        self.exchange = exchange_of(AmendedSpec(spec), stage, peers, around, world.plan)
 
     def emit(self, name, /, **fields):
         self.told.append((name, fields))

@@ -56,8 +56,8 @@ def test_a_relay_whose_link_is_back_soon_is_told(core):
     assert announcements(core.ticked(1.5)) == [(("b",), 1)]
 
 
-class Line:
-    """Transfers to a relay that answers late."""
+class Sender:
+    """Sends to a relay that answers late."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -68,23 +68,24 @@ class Line:
         return Noted(7)
 
 
-async def tell(transfers: Any, stages: Iterable[int | None], times: int) -> None:
+async def tell(sender: Any, stages: Iterable[int | None], times: int) -> None:
     of_each_look = iter(stages)
     exchange: Any = SimpleNamespace(
-        _core=None,
+        _core=SimpleNamespace(noted=lambda *_: []),
+        _do=lambda _: None,
         _peers=SimpleNamespace(stage_of=lambda _: next(of_each_look)),
-        _transfers=transfers,
-        _saying=set(),
+        _boundary_sender=sender,
+        _being_sent=set(),
     )
     async with trio.open_nursery() as nursery:
         for _ in range(times):
-            nursery.start_soon(StageExchange._tell, exchange, "relay", Announcement(4))
+            nursery.start_soon(StageExchange._send_notice, exchange, "relay", Announcement(4))
 
 
 @pytest.mark.parametrize(("stage", "said"), [(1, [4]), (None, [])])
 async def test_one_thing_is_said_once_at_a_time_and_to_those_who_are_there(
     stage, said, autojump_clock
 ):
-    transfers = Line()
-    await tell(transfers, repeat(stage), times=3)
-    assert transfers.asked == said
+    sender = Sender()
+    await tell(sender, repeat(stage), times=3)
+    assert sender.asked == said

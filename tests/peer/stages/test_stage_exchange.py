@@ -282,7 +282,7 @@ async def test_a_boundary_that_breaks_off_gives_its_slot_back(autojump_clock):
             await talk.aclose()
         await world.wait_done()
         assert len(data_peer.trainer.came_back) + len(data_peer.trainer.dropped) == 12
-        assert relay.exchange._line._free.statistics().current_buffer_used >= 7
+        assert relay.exchange._session._free.statistics().current_buffer_used >= 7
 
 
 @pytest.mark.slow
@@ -306,7 +306,7 @@ async def test_what_was_offered_on_for_a_boundary_that_breaks_off_is_taken_back(
                 await talk.receive(Credit)
                 await stream.send_all(encode_frame(frame, SLOT_BYTES) + b"x")
                 await trio.sleep(1.0)
-                ahead = first.exchange._transfers._ahead
+                ahead = first.exchange._boundary_sender._ahead
                 assert [hop for hop in ahead if hop.microbatch.origin == STRANGER]
         await trio.sleep(1.0)
         assert not [hop for hop in ahead if hop.microbatch.origin == STRANGER]
@@ -317,7 +317,7 @@ async def test_nothing_is_offered_ahead_of_an_attempt_before_one_that_is_lost(au
     async with StageWorld((1, 1), iterations=1).running() as world:
         (data_peer,), (relay,) = world.of_stage(0), world.of_stage(1)
         await world.wait_done()
-        exchange, ahead = data_peer.exchange, data_peer.exchange._transfers._ahead
+        exchange, ahead = data_peer.exchange, data_peer.exchange._boundary_sender._ahead
         hops = [replace(hop_to(relay, data_peer.peer_id, 9), attempt=n) for n in range(3)]
         exchange._do([SendNotice((), Lost(hops[0].microbatch, 1)), *map(OfferAhead, hops)])
         assert list(ahead) == [hops[2]]
