@@ -1,7 +1,7 @@
 """The peers of a pipeline by stage, as the roster knows them now, and the balance between stages.
 
 A peer that should hold another stage begins anew: its process joins again, and goes over to that
-one, for its checkpoints are of the one it leaves (peer/process/rejoin.py).
+one, because its checkpoints are of the one it leaves (peer/process/rejoin.py).
 """
 
 from typing import Final
@@ -28,7 +28,7 @@ class StagePeers:
         return self._views[DATA_STAGE].alive(trio.current_time())
 
     def others(self) -> tuple[Member, ...]:
-        """All others that are alive and hold a stage, by peer id."""
+        """The others that are alive and hold a stage, by peer id."""
         alive = self._roster.alive(trio.current_time())
         return tuple(member for member in alive if member.progress.group in self._groups)
 

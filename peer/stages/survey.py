@@ -163,7 +163,7 @@ class Survey:
         reply: type[LinksReply | SnapshotReply],
         max_bytes: int,
     ) -> bytes:
-        """The payload of an answer; empty where there is none."""
+        """The payload of an answer; empty where none came."""
         try:
             with trio.move_on_after(ANSWER_S):
                 stream = await self._around.network.open_stream(peer_id, STAGE)

@@ -9,7 +9,7 @@ once. That may be before the relay hears that it trains, by a beat a second late
 link between them breaks and comes again. So what was announced stands, whoever trains: forgotten,
 each would wait for the other. A peer that does not train is not waited for, and moves nobody.
 
-Numbers of iterations are words. So the middle of what several say counts, and nobody goes further
+Numbers of iterations are claims. So the middle of what several say counts, and nobody goes further
 in one step than MAX_LEAP: a lie costs the others one leap to follow, and the numbers, at whose end
 nobody could go on (MAX_ITERATION), last for 2^33 of them. Of two the lower counts, so the word of
 one that is behind must not count for itself: it would be told to stay there.
@@ -19,7 +19,7 @@ trains and announces nothing would hold up all others. They show how long iterat
 come through, and that this one is over for them. So a silent one is left out soon, and for longer
 each time.
 
-  1. An iteration that half of the data peers are through with, at least, is waited for SEVERAL
+  1. An iteration that half of the data peers have finished, at least, is waited for SEVERAL
      times as long as is usual, within FLOOR_S and the relay's patience. Any other, and the first
      few, are waited for as long as the patience lasts.
   2. A data peer that was waited for in vain is left out of 1 iteration to come, then of 2, 4, up to
@@ -99,7 +99,7 @@ class Awaited:
     def is_over(
         self, iteration: int, announced: Mapping[str, int], present: Sequence[str], lasted_s: float
     ) -> bool:
-        """Whether nobody is waited for any more; to be asked until it is so, and then no more.
+        """Whether nobody is waited for any longer; to be asked until it is so, and not after.
 
         Args:
             announced: the newest iteration of each data peer that has announced any.
@@ -149,7 +149,7 @@ class CurrentIteration(Announced):
         self._go_back()
 
     def peers_changed(self, origins: Iterable[str], *, ended: bool) -> None:
-        """These data peers train; `ended`: all there are have come to the end of the run."""
+        """Take over which data peers train; `ended`: all data peers are at the end of the run."""
         self.update_present(origins)
         self._ended = ended
         self._go_back()

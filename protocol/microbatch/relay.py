@@ -20,7 +20,7 @@ peers number and the relays keep apart:
   4. A microbatch that is lost anywhere sets out once more in another *attempt* (data_peer.py). Its
      data peer has us forget the one before; until we have, the new one waits. A relay that has
      added its gradient computes it without adding then.
-  5. After `patience_s`, or sooner where the other data peers are through (iterations.py), a relay
+  5. After `patience_s`, or sooner where the other data peers have finished (iterations.py), a relay
      steps with the gradients that it has, forgets the microbatches that it still holds, and tells
      their data peers. A gradient that arrives later is refused and counted as late.
      A data peer that has been away for GONE_S is gone (a link that breaks may be back in a moment).
@@ -36,7 +36,7 @@ peers number and the relays keep apart:
 
 Invariants: a microbatch's gradient counts once at most (it is held once, its name is refused after
 it is done, and in a later attempt it is computed without being added); at most `slots` are held; an
-iteration that all data peers announced ends, for its forwards need only the same iteration
+iteration that all data peers announced ends, because its forwards need only the same iteration
 elsewhere, no later one takes their slots, and slots are not waited for in a circle. The last
 follows from rule 6: let (-c, stage) be the rank of a slot that a microbatch takes with c descents
 ahead. Along a path ranks rise. If one with c ahead waits for a slot, then for some d up to c just
@@ -147,7 +147,7 @@ class RelayCore(StageCore):
     def peers_changed(
         self, origins: Iterable[str], now_s: float, *, ended: bool, alive: Iterable[str] = ()
     ) -> list[Command]:
-        """The data peers that train; nothing is held for those that are gone (rule 5).
+        """Take over which data peers train; forget what is held for absent ones (rule 5).
 
         Args:
             ended: whether there are data peers, and all have come to the end of the run.
@@ -325,7 +325,7 @@ class RelayCore(StageCore):
         return RefusalReason.TWICE if is_twice and hop.direction is Direction.FORWARD else None
 
     def _has_slot(self, hop: Hop) -> bool:
-        """Whether a microbatch with so many descents ahead of it may take a slot (rule 6)."""
+        """Whether there is a slot for a microbatch with as many descents ahead of it (rule 6)."""
         held = [each.hop.descents_ahead for each in self._held.values()]
         return all(
             sum(each >= least for each in held) < self._slots - least

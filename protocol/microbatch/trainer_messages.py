@@ -18,7 +18,7 @@ At the data peer, for each of an iteration's microbatches:
     or Resend(m)                        it was lost on its way
                                         Filled(forward, m, s)
     or Drop(m)                          it will not come back: it is left out of the step
-                                        Stepped(n')               with so many of them
+                                        Stepped(n')               with n' of them
 
 At a relay:
 
@@ -78,19 +78,19 @@ class Finish(TrainerMessage, frozen=True):
 
 
 class Begun(TrainerMessage, frozen=True):
-    """The data peer begins an iteration of so many microbatches."""
+    """The data peer begins an iteration of this many microbatches."""
 
     microbatches: int
 
 
 class GradientAdded(TrainerMessage, frozen=True):
-    """The gradient of this microbatch is in; nothing of it is held any more."""
+    """The gradient of this microbatch is in; nothing of it is held any longer."""
 
     number: int
 
 
 class Stepped(TrainerMessage, frozen=True):
-    """The iteration's step is taken, with the gradients of so many microbatches.
+    """The iteration's step is taken, with the gradients of this many microbatches.
 
     Attributes:
         clipped: gradients that were far longer than usual, and counted less or not at all.

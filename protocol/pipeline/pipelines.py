@@ -89,7 +89,7 @@ def state_fits(offers: Sequence[MachineOffer], too_small: Sequence[MachineOffer]
 
 
 def replicas_of(question: PlanQuestion) -> dict[str, Estimate]:
-    """Both ways of replicas on these machines, for one microbatch each if none are asked for."""
+    """Both ways of replicas on these machines, for one microbatch each if no number is given."""
     offers, workload, number = question.offers, question.workload, len(question.offers)
     step_us = [workload.step_us(offer) for offer in offers]
     train_s = [workload.inner_steps * each_us / US_PER_S for each_us in step_us]
@@ -162,7 +162,7 @@ def lower_bound_us(problem: Problem) -> int:
 
 
 def round_trips(prices: Sequence[Sequence[int]], hops: int) -> list[int]:
-    """The shortest closed walk of so many hops from each machine (see the top of the file)."""
+    """The shortest closed walk of `hops` from each machine (see the top of the file)."""
     table = np.array(prices, dtype=np.int64)
     np.fill_diagonal(table, NEVER)
     ends = np.arange(len(table))
@@ -191,7 +191,7 @@ def loss_us(problem: Problem, origin: int) -> int:
 
 
 def _by_work_us(problem: Problem) -> int:
-    """All pieces of work, done by all machines, each as fast as the fastest."""
+    """The time of all work, shared by all machines, each as fast as the fastest."""
     work = problem.work
     fastest_us = min(peer.forward_us for peer in problem.peers)
     relay = THOUSAND + work.backward_permille
@@ -202,7 +202,7 @@ def _by_work_us(problem: Problem) -> int:
 # --- pipelines ------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class PricedIteration:
-    """One kind of iteration, as it was simulated.
+    """An iteration of one kind, as it was simulated.
 
     Attributes:
         next_us: what the second best of the searches ends with, where there was one.

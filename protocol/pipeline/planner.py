@@ -14,11 +14,11 @@ simulated iterations, never in seconds, so all machines walk the same way. No pl
 twice. Dealing paths anew takes about as long as one iteration for each machine.
 
 First plans for paths alone: wave by wave (as many microbatches as a data peer has slots) the data
-peers choose paths, those with the dearest cheapest path first, for they decide when the iteration
-ends. Each takes the cheapest path that leaves enough for the others, by wave and by iteration: R
-paths of m visits can be dealt from visits v_s exactly when sum over s of min(v_s, R) >= R * m, as a
-path takes at most one visit of each stage (limits of order aside). A relay has a share of its
-stage's visits in each wave, by its speed; else the nearest would get everything.
+peers choose paths, those with the dearest cheapest path first, because they decide when the
+iteration ends. Each takes the cheapest path that leaves enough for the others, by wave and by
+iteration: R paths of m visits can be dealt from visits v_s exactly when sum over s of min(v_s, R)
+>= R * m, as a path takes at most one visit of each stage (limits of order aside). A relay has a
+share of its stage's visits in each wave, by its speed; else the nearest would get everything.
 
 First plans for all together: every data peer gets relays of its own, near to it.
 
@@ -103,7 +103,7 @@ RATE_UNIT: Final = 1 << 50
 def first_paths(
     legal: Legal, stages: tuple[int, ...], quotas: Mapping[int, int], *, rising: bool = False
 ) -> Plan:
-    """A legal plan for this arrangement, with so many microbatches from each data peer.
+    """A legal plan for this arrangement, with these quotas of microbatches.
 
     Args:
         rising: whether paths visit stages in rising order alone.
@@ -255,7 +255,7 @@ EXCHANGES: Final = 100
 
 
 def grouped_plan(legal: Legal, draws: Draws) -> Plan | None:
-    """A legal plan of groups; None where there is none."""
+    """A legal plan of groups; None where no groups are legal."""
     problem, prices, size = legal.problem, legal.prices, legal.problem.visited
     number = min(problem.stage_sizes[0], len(problem.peers) // size)
     if not number:
@@ -296,7 +296,7 @@ def home_us(problem: Problem, origin: int, place: int, time_us: int) -> int:
 
 
 def _seated(legal: Legal, number: int, draws: Draws) -> list[int]:
-    """Machines on the seats of so many groups; what is left over sits behind them."""
+    """Machines on the seats of the groups; what is left over sits behind them."""
     problem, prices, size = legal.problem, legal.prices, legal.problem.visited
     seats = _nearest_first(prices, number, size)
 
@@ -376,7 +376,7 @@ class _Labels:
 # --- moves ----------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Small changes of a plan, for the gain of a data peer; None where there is none to make."""
+    """Small changes of a plan, for the gain of a data peer; None where no change can be made."""
 
     draws: Draws
     legal: Legal
@@ -473,7 +473,7 @@ OF_ALL: Final[tuple[ChangePlan, ...]] = (*OF_PATHS, Moves.exchange_machines, Mov
 
 # --- the search -----------------------------------------------------------------------------------
 CountEvaluations = Callable[[int], None]
-"""Takes evaluations as they are spent."""
+"""Is called with the evaluations that have just been spent."""
 
 
 def uncounted(_: int) -> None:
@@ -504,7 +504,7 @@ class Priced(NamedTuple):
 
 
 class _Search:
-    """Simulates at most so many plans of one problem, and keeps the one that ends first."""
+    """Simulates plans of one problem, at most `most`, and keeps the one that ends first."""
 
     def __init__(self, problem: Problem, most: int, order: Order, spent: CountEvaluations) -> None:
         self.problem = problem
@@ -520,7 +520,7 @@ class _Search:
         self._spent(evaluations)
 
     def price(self, plan: Plan) -> Priced | None:
-        """None if it is stuck."""
+        """The price of a plan; None if its paths block each other."""
         if plan not in self.known:
             self.known[plan] = self._price(plan)
         return self.known[plan]
@@ -632,7 +632,7 @@ class LocalSearch(_Search):
 
 
 def even_quotas(problem: Problem, stages: Sequence[int], idle: int = 0) -> dict[int, int]:
-    """The same number of microbatches for each data peer but `idle` with the most slots."""
+    """Equal quotas of microbatches; the `idle` data peers with the most slots have none."""
     origins = sorted(
         (machine for machine, stage in enumerate(stages) if stage == 0),
         key=lambda machine: problem.peers[machine].slots,

@@ -4,9 +4,9 @@ All ways train the same microbatches, so their iterations compare; what a skippe
 learning does not show here.
 
 The first answer is how long, for what money, which way: replicas where every machine holds the
-whole model, else a pipeline that skips nothing, for skipping costs learning that no table shows. A
-run ends when a machine of middling speed has done its steps, and all train meanwhile: N machines
-train N times the tokens of one.
+whole model, else a pipeline that skips nothing, because skipping costs learning that no table
+shows. A run ends when a machine of middling speed has done its steps, and all train meanwhile: N
+machines train N times the tokens of one.
 
 Ways of working are other rules for the same arrangement; paths are mended for each:
 
@@ -23,7 +23,7 @@ chance in the search does not come in. One more machine asks for other groups. I
 stage and at every place where a machine stands, as a twin of the fastest one there, briefly at
 first; then each stage's best place is planned anew by a few searches.
 
-Noise: a gain by mending counts above LEAST_HELP, for changes of one percent, which nobody would pay
+Noise: a gain by mending counts above LEAST_HELP: changes of one percent, which nobody would pay
 for, seemed to gain up to 2.8%. A gain by searches counts above what the two best searches for the
 present plan differ by, if that is more.
 """
@@ -231,8 +231,8 @@ WAYS_OF_WORKING: Final = {
     "two_parts": (Order.ARRIVAL, THOUSAND // 2),
     "both": (Order.BACKWARD_FIRST, THOUSAND // 2),
 }
-"""The order of work, and the permille of a backward that is the gradient of the input: half, for it
-has as many multiplications as the weights'."""
+"""The order of work, and the permille of a backward that is the gradient of the input: half,
+because it has as many multiplications as the weights'."""
 
 
 def by_way_of_working(
@@ -294,7 +294,7 @@ class WhatIfAnswer:
         }
 
     def _unskipped(self) -> dict[str, Any] | None:
-        """The iterations of SkipPipe that skip nothing; None where there are no such."""
+        """The iterations of SkipPipe that skip nothing; None where none do."""
         if len(self.skippipe.iterations) == 1:
             return None
         usual, whole = self.skippipe.iterations

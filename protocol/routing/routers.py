@@ -55,7 +55,7 @@ class RandomRouter:
 
     Args:
         visited: stages of a path, the data peer's among them.
-        full_every: every so many iterations paths visit all; 0 is never.
+        full_every: in one iteration of this many paths visit all; 0 is never.
 
     Attributes:
         draws_all: whether no plan is followed for now.
@@ -75,7 +75,7 @@ class RandomRouter:
         return self._full_every > 0 and iteration % self._full_every == 0 and all(relays)
 
     def paths(self, iteration: int, microbatches: int, relays: RelaysByStage) -> Sequence[Path]:
-        """One for each microbatch; none where a path finds no relay."""
+        """A path for each microbatch; none at all where a path finds no relay."""
         draws, used = Draws(f"{self._name}/{iteration}"), Used()
         found: list[Path] = []
         for number in range(iteration * microbatches, (iteration + 1) * microbatches):
@@ -89,7 +89,7 @@ class RandomRouter:
     def _next(
         self, iteration: int, number: int, of: int, relays: RelaysByStage, draws: Draws, used: Used
     ) -> Path | None:
-        """The path of a microbatch, by its number in the run, of so many in an iteration."""
+        """The path of a microbatch, by its number in the run; an iteration has `of`."""
         if self.is_full(iteration, relays):
             return _through(tuple(range(1, len(relays) + 1)), relays, draws, used)
         return self._drawn(self._visited - 1, relays, draws, used)
@@ -117,7 +117,7 @@ class RandomRouter:
     def _drawn(
         self, hops: int, relays: RelaysByStage, draws: Draws, used: Used, kept: Sequence[str] = ()
     ) -> Path | None:
-        """A path over so many of the stages that have a relay; None where none is legal."""
+        """A path over `hops` of the stages that have a relay; None where none is legal."""
         there = [stage for stage, peers in enumerate(relays, 1) if peers]
         for attempt in range(TRIES):
             rank = {s: (used[s] + draws.below(1 + attempt), draws.below(1 << 32), s)
@@ -130,7 +130,7 @@ class RandomRouter:
         return _through(stages, relays, draws, used, kept) if fits else None
 
     def _swapped(self, stages: Stages, draws: Draws) -> Stages:
-        """The same stages with some neighbours exchanged, as far as that is legal."""
+        """These stages with some neighbours exchanged, as far as that is legal."""
         for _ in range(draws.below(self._rules.max_swaps + 1)):
             place = draws.below(max(1, len(stages) - 1))
             moved = (*stages[:place], *stages[place : place + 2][::-1], *stages[place + 2 :])
@@ -177,13 +177,13 @@ class PlannedPaths:
 
 
 def plan_of(snapshot: LinkSnapshot, terms: Terms, visited: int) -> PlannedPaths | None:
-    """The plan; None where there is none, or too many ways to choose from."""
+    """The plan; None where no plan is legal, or there are too many ways to choose from."""
     problem = snapshot.problem(terms, visited)
     if problem is None:
         return None
     stages = snapshot.stages
     quotas = {peer: terms.microbatches for peer, stage in enumerate(stages) if stage == 0}
-    # A slack as large as the iteration is no limit any more.
+    # A slack as large as the iteration is no limit.
     for slack in (0, *(1 << power for power in range(problem.microbatches.bit_length() + 1))):
         looser = replace(problem, rules=replace(problem.rules, stage_slack=slack))
         try:
@@ -218,7 +218,7 @@ class PlannedRouter(RandomRouter):
 
     Attributes:
         plan: the one that holds; None before the first.
-        full: the plan of iterations that skip nothing; None where there are none.
+        full: the plan of iterations that skip nothing; None where all skip.
     """
 
     plan: PlannedPaths | None = None

@@ -13,8 +13,8 @@ Rules of stages
   4. A stage that nobody holds stops all training: then it is enough that the other keeps a peer.
   5. It goes when that has lasted for a while, so that a machine that starts again is not replaced:
      EMPTY_S where nothing trains, CROWDED_S where training would only be faster.
-  6. The peers of a stage go in the order of the digests of their ids, each one such while later
-     than the one before: some are told to stay where they are.
+  6. The peers of a stage go in the order of the digests of their ids, and each waits one such
+     period longer than the one before.
   7. Newcomers that come together may all choose one stage. So each looks again, a few times, before
      it begins. The nth of those that have not begun, in that order, goes at its nth look, when that
      costs nothing yet.

@@ -81,7 +81,7 @@ class StageChannel:
         self._channel.emit(event)
 
     def next_command(self, *, wait: bool) -> TrainerCommand | None:
-        """The next command of rounds and averaging; None when there is none and `wait` is false."""
+        """The next command of rounds and averaging; None where `wait` is false and none is here."""
         while not self._other_commands:
             command = self._channel.next_command(wait=wait)
             if command is None:

@@ -29,7 +29,7 @@ from .module import StageModule
 
 
 class DeferredProducts(list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]):
-    """Products to be computed: of gradients [N, O] and inputs [N, I], for weights [O, I]."""
+    """Products to be computed later: of gradients [N, O] and inputs [N, I], for weights [O, I]."""
 
     @torch.no_grad()
     def add(self) -> None:

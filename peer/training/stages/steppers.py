@@ -100,7 +100,7 @@ class _StageStepper:
         """Do what has come while the inner loop waits; a data peer asks for its microbatches."""
 
     def _take(self, microbatches: int, learning_rate: float) -> StepResult:
-        """Step with the mean gradient of so many microbatches, and tell the daemon.
+        """Step with the mean gradient of these microbatches, and tell the daemon.
 
         The loss is their mean, nats per token; without one, that of the step before.
         """
