@@ -3,7 +3,7 @@
 import pytest
 from microbatch_worlds import PATIENCE_S
 
-from protocol.microbatch.core import AnswerOffer, SendBoundary, SendNotice
+from protocol.microbatch.core import AnswerOffer, OfferAhead, SendBoundary, SendNotice
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import Drop, Filled, Freed
@@ -75,12 +75,12 @@ def data_peer() -> DataPeerCore:
     return core
 
 
-@pytest.mark.parametrize("move", [FIRST.onward(), FIRST.back()], ids=["loss", "home"])
-def test_a_data_peer_welcomes_a_move_once(data_peer: DataPeerCore, move: Hop) -> None:
-    assert data_peer.offered(1, move)[0] == WELCOME
-    assert data_peer.offered(1, move) == [TWICE]
-    data_peer.arrived(move, 0, 2.0)
-    assert WELCOME not in data_peer.offered(1, move)
+@pytest.mark.parametrize("hop", [FIRST.onward(), FIRST.back()], ids=["loss", "home"])
+def test_a_data_peer_welcomes_a_hop_once(data_peer: DataPeerCore, hop: Hop) -> None:
+    assert data_peer.offered(1, hop)[0] == WELCOME
+    assert data_peer.offered(1, hop) == [TWICE]
+    data_peer.arrived(hop, 0, 2.0)
+    assert WELCOME not in data_peer.offered(1, hop)
 
 
 def test_a_data_peer_welcomes_what_was_offered_ahead_once_until_it_breaks_off() -> None:
@@ -98,7 +98,7 @@ def test_what_was_offered_ahead_under_a_name_that_a_relay_has_forgotten_is_taken
     router = RandomRouter("data", 0, 2, NO_SWAPS)
     core = DataPeerCore("data", router, PATIENCE_S, in_flight=1)
     core.peers_changed((("relay",),), 0.0, trained=True)
-    assert FIRST in core.begun(1, 0.0)
+    assert OfferAhead(FIRST) in core.begun(1, 0.0)
     lost = Lost(FIRST.microbatch)
     assert core.lost(lost, "another") == []
     assert core.lost(lost, "relay") == [SendNotice(("relay",), lost)]

@@ -306,7 +306,7 @@ def test_a_field_with_a_default_may_be_missing() -> None:
 
 @pytest.mark.parametrize("message", WITH_FIELDS, ids=repr)
 def test_a_field_of_the_wrong_kind_is_named(message: Message) -> None:
-    for name in (f.name for f in fields(message)):
+    for name in (f.encode_name for f in fields(message)):
         with pytest.raises(RemoteProtocolError, match=rf"\$\.{name}`"):
             decode_message(changed(message, **{name: {"a": "map"}}))
 
