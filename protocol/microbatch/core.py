@@ -1,9 +1,10 @@
 """Commands and counts that the two kinds of cores have in common.
 
 Events come from trainer and streams; relay.py and data_peer.py say what they mean. Every event
-returns commands: what the streams to other peers and the trainer are to do. A message, to the
-trainer (trainer_messages.py) or to others (protocol/wire/stage_messages.py), is commanded as the
-very message that is sent. Status and metrics have the counts of microbatches by their names here.
+returns commands: what the streams to other peers and the trainer are to do. A command to the
+trainer is the message that is sent (trainer_messages.py); those to other peers hold one
+(protocol/wire/stage_messages.py). Status and metrics have the counts of microbatches by their names
+here.
 
 Slots are those of the memory that daemon and trainer share (peer/training/shared.py); a *number*
 names a microbatch between those two.

@@ -41,9 +41,9 @@ MAX_LEAP: Final = 1 << 20
 """Iterations: more than a run has in years, so a newcomer is there after one or two."""
 
 
-def next_iteration(present: int, others: int) -> int:
-    """The iteration after the present one, where others are said to be in that one."""
-    return max(present + 1, min(others, present + MAX_LEAP))
+def next_iteration(current: int, others: int) -> int:
+    """The iteration after the current one, where others are said to be in `others`."""
+    return max(current + 1, min(others, current + MAX_LEAP))
 
 
 class Announced:

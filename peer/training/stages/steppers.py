@@ -136,19 +136,19 @@ class DataPeerStepper(_StageStepper):
         """Train on these blocks, [B, T+1] tokens. Raises Interrupted."""
         parts = deque(torch.from_numpy(blocks_BT).to(self._model.device).split(self.sequences))
         self._channel.emit(trainer_messages.Begun(len(parts)))
-        returned, away = 0, set[int]()
-        while parts or away:
-            while parts and len(away) < self.in_flight:
-                away.add(self._begin(parts.popleft()))
+        returned, under_way = 0, set[int]()
+        while parts or under_way:
+            while parts and len(under_way) < self.in_flight:
+                under_way.add(self._begin(parts.popleft()))
             command = self._channel.next_task()
-            if isinstance(command, trainer_messages.Drop) and command.number in away:
+            if isinstance(command, trainer_messages.Drop) and command.number in under_way:
                 self._compute.forget(command.number)
-                away.remove(command.number)
-            elif isinstance(command, trainer_messages.Resend) and command.number in away:
+                under_way.remove(command.number)
+            elif isinstance(command, trainer_messages.Resend) and command.number in under_way:
                 produced_bTD = self._compute.produced(command.number)
                 self._channel.send(Direction.FORWARD, command.number, produced_bTD)
             elif isinstance(command, trainer_messages.Filled) and self._deliver(command):
-                away.remove(command.number)
+                under_way.remove(command.number)
                 returned += 1
         return self._take(returned, learning_rate)
 
@@ -158,21 +158,21 @@ class DataPeerStepper(_StageStepper):
         Other peers' weights are those of the moment that a microbatch comes to them.
         """
         parts = deque(torch.from_numpy(blocks_BT).to(self._model.device).split(self.sequences))
-        away, losses = dict[int, torch.Tensor](), list[float]()
-        while parts or away:
-            while parts and len(away) < self.in_flight:
+        under_way, losses = dict[int, torch.Tensor](), list[float]()
+        while parts or under_way:
+            while parts and len(under_way) < self.in_flight:
                 microbatch, tokens_bT = self._number(), parts.popleft()
-                away[microbatch] = tokens_bT
+                under_way[microbatch] = tokens_bT
                 self._channel.send(
                     Direction.SCORE, microbatch, self._compute.score_embed(tokens_bT)
                 )
             command = self._channel.next_task()
             if (
                 not isinstance(command, trainer_messages.Filled | trainer_messages.Drop)
-                or command.number not in away
+                or command.number not in under_way
             ):
                 continue
-            tokens_bT = away.pop(command.number)
+            tokens_bT = under_way.pop(command.number)
             if isinstance(command, trainer_messages.Filled):
                 losses.append(self._compute.score_loss(self._channel.read(command), tokens_bT))
         return sum(losses) / len(losses) if losses else None
