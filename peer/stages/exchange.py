@@ -11,12 +11,13 @@ relays do differently is in roles.py.
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Final
 
 import trio
 
+from peer.facts import Facts
 from peer.network.conversation import Conversation
 from peer.rounds.surroundings import Surroundings
 from peer.rounds.way import TrainerLine
@@ -63,6 +64,23 @@ PATIENCE_S: Final = 600.0
 waited for; this is for what nobody notices, so it is longer than slow swarms' iterations."""
 
 
+class OtherPlans:
+    """Counts microbatches that come to a relay by another plan than those of other data peers."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._newest_of: dict[PeerId, str] = {}
+
+    def count(self, hop: Hop, data_peers: Collection[PeerId]) -> None:
+        for gone in self._newest_of.keys() - set(data_peers):
+            del self._newest_of[gone]
+        plan = hop.path.plan
+        if plan is not None:
+            self._newest_of[hop.microbatch.origin] = plan
+            others = self._newest_of.values()
+            self._facts.pipeline.other_plans += any(other != plan for other in others)
+
+
 class StageExchange(ABC):
     """What data peers and relays have in common; roles.py has the rest.
 
@@ -92,6 +110,7 @@ class StageExchange(ABC):
             self._network, PATIENCE_S, self._stopwatch, around.pacing
         )
         self._boundary_receiver = BoundaryReceiver(around.work, PATIENCE_S)
+        self._other_plans = OtherPlans(self._facts)
         self._lost_attempts: deque[tuple[Microbatch, int]] = deque(maxlen=MAX_REMEMBERED)
         self._being_sent: set[tuple[PeerId, Notice]] = set()
         self._session: StageSession | None = None
@@ -162,10 +181,6 @@ class StageExchange(ABC):
                     self._do(commands)
                     await talk.send(answer, stall_s=ANSWER_S)
 
-    @abstractmethod
-    def _works_for(self, origin: PeerId) -> bool:
-        """Whether we take microbatches and notices of this data peer."""
-
     def _refusal(self, message: Hop | Notice, sender: PeerId) -> Refusal | None:
         """Why a message is none of our business; None when it is.
 
@@ -183,19 +198,17 @@ class StageExchange(ABC):
         if self._session is None:
             return Refusal(RefusalReason.NOT_TRAINING, "my trainer has not started yet")
         origin = sender if isinstance(message, Announcement) else message.microbatch.origin
-        if not self._works_for(origin):
+        if self._stage != DATA_STAGE and self._peers.stage_of(origin) != DATA_STAGE:
             sentence = f"I know of no data peer {origin}; ask again when we are linked"
             return Refusal(RefusalReason.UNAVAILABLE, sentence)
         if isinstance(message, Hop):
             message.check(sender, self._peer_id)
         return None
 
-    @abstractmethod
-    def _count_plan(self, hop: Hop) -> None:
-        """Compare the plan of a hop that we are offered with those of the others."""
-
     async def _take(self, talk: Conversation, hop: Hop, sender: PeerId) -> None:
-        self._count_plan(hop)
+        if hop.direction is Direction.FORWARD and self._stage != DATA_STAGE:
+            there = {member.peer_id for member in self._peers.data_peers()}
+            self._other_plans.count(hop, there)
         offered_s = trio.current_time()
         refusal = await self._wait_turn(hop)
         if refusal is not None:

@@ -1,6 +1,6 @@
 """What data peers and relays do differently with the microbatches of other peers (exchange.py)."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import trio
@@ -9,7 +9,6 @@ from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
 from peer.rounds.surroundings import Surroundings
-from peer.runtime import PeerId
 from peer.training.shared import MIN_SLOTS, SLOTS, BoundaryRing
 from protocol.membership.view import TRAINING, Member
 from protocol.microbatch.checks import Check, Checks, Compare, Differing, Read
@@ -18,7 +17,6 @@ from protocol.microbatch.relay import RelayCore
 from protocol.routing.routers import PlannedRouter, plan_of, router_of
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import DATA_STAGE
-from protocol.wire.stage_messages import Direction, Hop
 
 from .exchange import PATIENCE_S, StageExchange
 from .peers import StagePeers
@@ -101,12 +99,6 @@ class DataPeerExchange(StageExchange):
     async def wait_unneeded(self) -> None:
         """Return at once: a data peer's own end is the end."""
 
-    def _works_for(self, _origin: PeerId) -> bool:
-        return True
-
-    def _count_plan(self, _hop: Hop) -> None:
-        """Count nothing: our own plan brings hops to us."""
-
     def _check(self, command: Read | Compare | Differing) -> None:
         session = self._session
         assert session is not None, "checks are of what has come to this trainer"
@@ -133,23 +125,6 @@ class DataPeerExchange(StageExchange):
 
 
 # --- relays ---------------------------------------------------------------------------------------
-class OtherPlans:
-    """Counts microbatches that come to a relay by another plan than those of other data peers."""
-
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
-        self._newest_of: dict[PeerId, str] = {}
-
-    def count(self, hop: Hop, data_peers: Collection[PeerId]) -> None:
-        for gone in self._newest_of.keys() - set(data_peers):
-            del self._newest_of[gone]
-        plan = hop.path.plan
-        if plan is not None:
-            self._newest_of[hop.microbatch.origin] = plan
-            others = self._newest_of.values()
-            self._facts.pipeline.other_plans += any(other != plan for other in others)
-
-
 class RelayExchange(StageExchange):
     _core: RelayCore
 
@@ -163,7 +138,6 @@ class RelayExchange(StageExchange):
     ) -> None:
         super().__init__(RelayCore(SLOTS, PATIENCE_S), amended, stage, peers, around, plan)
         self._heard, self._total_steps_at = around.heard, amended.total_steps_at
-        self._other_plans = OtherPlans(self._facts)
 
     def step_of(self, step: float) -> float:
         """No further than the data peers are, and not to the end while one of them trains."""
@@ -195,14 +169,6 @@ class RelayExchange(StageExchange):
         training = [m.peer_id for m in there if self._trains(m)]
         alive = [m.peer_id for m in there]
         self._do(self._core.peers_changed(training, now_s, ended=ended, alive=alive))
-
-    def _works_for(self, origin: PeerId) -> bool:
-        return self._peers.stage_of(origin) == DATA_STAGE
-
-    def _count_plan(self, hop: Hop) -> None:
-        if hop.direction is Direction.FORWARD:
-            there = {member.peer_id for member in self._peers.data_peers()}
-            self._other_plans.count(hop, there)
 
     def _check(self, command: Read | Compare | Differing) -> None:
         raise AssertionError("relays check nothing")

@@ -1,7 +1,7 @@
 """Plans that differ are counted against those of the data peers that are there."""
 
 from peer.facts import Facts
-from peer.stages.roles import OtherPlans
+from peer.stages.exchange import OtherPlans
 from protocol.wire.stage_messages import Direction, Hop, Microbatch, Path
 
 
