@@ -8,7 +8,7 @@ copies). NL to London is here as slow as it was there.
 from collections.abc import Sequence
 from typing import Final
 
-from protocol.pipeline.problem import Matrix, PipelinePeer, Problem, Relays, StageWork
+from protocol.pipeline.problem import Matrix, PipelinePeer, Problem, RelayNumbers, StageWork
 from protocol.pipeline.simulator import Plan
 from protocol.pipeline.tables import SAME_PLACE, line_between
 
@@ -34,7 +34,7 @@ PUBLISHED_S: Final = {
     "no_collisions": 35.43481420147051,
     "skippipe": 33.31379002209655,
 }
-Rows = tuple[tuple[int, tuple[Relays, ...]], ...]
+Rows = tuple[tuple[int, tuple[RelayNumbers, ...]], ...]
 """Data peers, and the path of each of their slots (or one for all)."""
 SKIPPIPE: Final[Rows] = (
     (0, ((14, 6, 12),)),
@@ -88,7 +88,7 @@ def published_problem(
 
 def published_plan(rows: Rows) -> Plan:
     """The plan that a published schedule is: every wave repeats the paths of the first."""
-    paths: list[tuple[Relays, ...]] = [()] * len(PLACES)
+    paths: list[tuple[RelayNumbers, ...]] = [()] * len(PLACES)
     for origin, tracks in rows:
         paths[origin] = tracks * (SLOTS // len(tracks)) * WAVES
     return Plan(_stages(), tuple(paths))
@@ -96,7 +96,7 @@ def published_plan(rows: Rows) -> Plan:
 
 def published_pipelines() -> Plan:
     """The full pipelines: three columns of the partitions, nine microbatches each."""
-    paths: list[tuple[Relays, ...]] = [()] * len(PLACES)
+    paths: list[tuple[RelayNumbers, ...]] = [()] * len(PLACES)
     for origin, *relays in zip(*PARTITIONS, strict=False):
         paths[origin] = (tuple(relays),) * FULL_PER_PIPELINE
     return Plan(_stages(), tuple(paths))

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.microbatch.core import Command
-from protocol.microbatch.data_peer import Away, DataPeerCore
-from protocol.wire.stage_messages import Relays
+from protocol.microbatch.data_peer import DataPeerCore, SentMicrobatch
+from protocol.wire.stage_messages import RelaysByStage
 
 
 class Dropping(DataPeerCore):
@@ -15,16 +15,16 @@ class Dropping(DataPeerCore):
     What is lost on its way to the loss goes another way, as there.
     """
 
-    def _lose(self, away: Away) -> list[Command]:
-        return self._give_up(away) if away.turned and not away.home else super()._lose(away)
+    def _lose(self, sent: SentMicrobatch) -> list[Command]:
+        return self._give_up(sent) if sent.reached_loss and not sent.home else super()._lose(sent)
 
 
-def everybody(relays: Relays, _column: int) -> Relays:
+def everybody(relays: RelaysByStage, _column: int) -> RelaysByStage:
     """All relays of a stage serve all data peers."""
     return relays
 
 
-def one_column(relays: Relays, column: int) -> Relays:
+def one_column(relays: RelaysByStage, column: int) -> RelaysByStage:
     """A data peer's pipeline has one relay of each stage: without it, it waits."""
     return tuple(
         tuple(relay for relay in stage if int(relay.rpartition("-")[2]) == column)
@@ -43,7 +43,7 @@ class Policy:
 
     name: str
     core: type[DataPeerCore]
-    seen: Callable[[Relays, int], Relays]
+    seen: Callable[[RelaysByStage, int], RelaysByStage]
 
     def serves(self, relay: str, column: int) -> bool:
         """Whether a relay works for the data peer of a column."""

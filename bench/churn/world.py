@@ -12,14 +12,14 @@ from functools import partial
 from itertools import count
 from random import Random
 
-from protocol.microbatch.core import AnswerOffer, Command, SendBoundary, Tell
+from protocol.microbatch.core import AnswerOffer, Command, SendBoundary, SendNotice
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import Drop, Filled, Finish, Resend
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
-from protocol.wire.stage_messages import Leg, Microbatch, Noted, Notice, Trip
+from protocol.wire.stage_messages import Direction, Hop, Microbatch, Noted, Notice
 
 from .policies import Policy
 from .setting import LOOK_S, PATIENCE_S, SLOTS, Machine, Name, Setting
@@ -47,7 +47,7 @@ class ChurnWorld:
         self.hung_s = 0.0
         self.kills = 0
         self.named: dict[Microbatch, Name] = {}
-        self.offers: dict[int, tuple[Machine, Machine, Trip, float | None]] = {}
+        self.offers: dict[int, tuple[Machine, Machine, Hop, float | None]] = {}
         self.tickets = count()
         self.machines: dict[str, Machine] = {}
         self.stages = [
@@ -98,9 +98,9 @@ class ChurnWorld:
             origins = [m.name for m in self.origins if self.policy.serves(machine.name, m.column)]
             if isinstance(core, DataPeerCore):
                 seen = self.policy.seen(relays, machine.column)
-                self.do(machine, core.present(seen, self.now_s, trained=True))
+                self.do(machine, core.peers_changed(seen, self.now_s, trained=True))
             else:
-                self.do(machine, core.present(origins, self.now_s, ended=False))
+                self.do(machine, core.peers_changed(origins, self.now_s, ended=False))
             self.do(machine, core.ticked(self.now_s))
         self.later(LOOK_S, self.look_around)
 
@@ -119,8 +119,8 @@ class ChurnWorld:
         machine.is_alive = False
         self.kills += 1
         for ticket in [t for t, (_, to, _, _) in self.offers.items() if to is machine]:
-            sender, _, trip, _ = self.offers.pop(ticket)
-            self.later(self.setting.latency_s, partial(self.not_taken, sender, trip))
+            sender, _, hop, _ = self.offers.pop(ticket)
+            self.later(self.setting.latency_s, partial(self.not_taken, sender, hop))
         for ticket in [t for t, (by, _, _, _) in self.offers.items() if by is machine]:
             _, asked, _, _ = self.offers.pop(ticket)
             self.do(asked, asked.core.withdrawn(ticket))
@@ -142,7 +142,9 @@ class ChurnWorld:
         machine.out = set(range(first, first + self.setting.microbatches))
         self.do(machine, machine.core.begun(len(machine.out), self.now_s))
         for number in sorted(machine.out):
-            self.do(machine, machine.core.produced(Leg.FORWARD, number, number, None, self.now_s))
+            self.do(
+                machine, machine.core.produced(Direction.FORWARD, number, number, None, self.now_s)
+            )
 
     def end(self, machine: Machine, number: int) -> None:
         """A data peer's microbatch has come to its end."""
@@ -160,16 +162,16 @@ class ChurnWorld:
 
     def obey(self, machine: Machine, command: Command) -> None:
         match command:
-            case Filled(leg=Leg.BACKWARD):
+            case Filled(direction=Direction.BACKWARD):
                 self.put_first(machine, command)
             case Filled() | Drop() | Resend() | Finish():
                 machine.work.append(command)
                 self.work_on(machine)
-            case SendBoundary(trip, slot, loss):
-                self.offer(machine, trip, slot, loss)
+            case SendBoundary(hop, slot, loss):
+                self.offer(machine, hop, slot, loss)
             case AnswerOffer(ticket, refusal):
                 self.answer(ticket, refusal)
-            case Tell(to, message):
+            case SendNotice(to, message):
                 for other in to:
                     told = partial(self.tell, machine, other, message)
                     self.later(self.setting.latency_s, told)
@@ -190,54 +192,54 @@ class ChurnWorld:
         """Something said arrives; a data peer hears what came of it."""
         to, answer = self.machines[other], None
         if to.is_alive and machine.is_alive:
-            answer, commands = to.core.told(machine.name, message, self.now_s)
+            answer, commands = to.core.on_message(machine.name, message, self.now_s)
             self.do(to, commands)
         if isinstance(machine.core, DataPeerCore) and isinstance(answer, Noted):
             told = partial(machine.core.noted, other, message, answer)
             self.later(self.setting.latency_s, lambda: self.do(machine, told()))
 
     # --- streams ----------------------------------------------------------------------------------
-    def offer(self, machine: Machine, trip: Trip, slot: int, loss: float | None) -> None:
-        if isinstance(machine.core, DataPeerCore) and trip.leg is Leg.FORWARD:
+    def offer(self, machine: Machine, hop: Hop, slot: int, loss: float | None) -> None:
+        if isinstance(machine.core, DataPeerCore) and hop.direction is Direction.FORWARD:
             name = (machine.name, slot)
-            self.named[trip.microbatch] = name
+            self.named[hop.microbatch] = name
             self.begun.add(name)
             self.since_s.setdefault(name, self.now_s)
 
         def ask() -> None:
-            to = self.machines[trip.receiver]
+            to = self.machines[hop.receiver]
             if not machine.is_alive:
                 return
             if not to.is_alive:
-                self.not_taken(machine, trip)
+                self.not_taken(machine, hop)
                 return
             ticket = next(self.tickets)
-            self.offers[ticket] = (machine, to, trip, loss)
-            self.do(to, to.core.offered(ticket, trip))
+            self.offers[ticket] = (machine, to, hop, loss)
+            self.do(to, to.core.offered(ticket, hop))
 
         self.later(self.setting.latency_s, ask)
 
     def answer(self, ticket: int, refusal: RefusalReason | None) -> None:
         if ticket not in self.offers:
             return
-        sender, to, trip, loss = self.offers.pop(ticket)
+        sender, to, hop, loss = self.offers.pop(ticket)
         if refusal is not None:
-            self.later(self.setting.latency_s, partial(self.not_taken, sender, trip))
+            self.later(self.setting.latency_s, partial(self.not_taken, sender, hop))
         else:
-            self.later(self.setting.hop_s, partial(self.bring, sender, to, trip, loss))
+            self.later(self.setting.hop_s, partial(self.bring, sender, to, hop, loss))
 
-    def bring(self, sender: Machine, to: Machine, trip: Trip, loss: float | None) -> None:
+    def bring(self, sender: Machine, to: Machine, hop: Hop, loss: float | None) -> None:
         if sender.is_alive and to.is_alive:
-            self.do(to, to.core.arrived(trip, 0, loss))
-            self.do(sender, sender.core.sent(trip, self.now_s, taken=True))
+            self.do(to, to.core.arrived(hop, 0, loss))
+            self.do(sender, sender.core.sent(hop, self.now_s, taken=True))
         elif to.is_alive:
-            self.do(to, to.core.broke_off(trip, self.now_s))
+            self.do(to, to.core.broke_off(hop, self.now_s))
         else:
-            self.not_taken(sender, trip)
+            self.not_taken(sender, hop)
 
-    def not_taken(self, sender: Machine, trip: Trip) -> None:
+    def not_taken(self, sender: Machine, hop: Hop) -> None:
         if sender.is_alive:
-            self.do(sender, sender.core.sent(trip, self.now_s, taken=False))
+            self.do(sender, sender.core.sent(hop, self.now_s, taken=False))
 
     # --- trainers ---------------------------------------------------------------------------------
     def work_on(self, machine: Machine) -> None:
@@ -250,7 +252,7 @@ class ChurnWorld:
 
     def duration_s(self, command: Command) -> float:
         match command:
-            case Filled(leg=Leg.BACKWARD):
+            case Filled(direction=Direction.BACKWARD):
                 return self.setting.backward_s
             case Filled():
                 return self.setting.forward_s
@@ -262,14 +264,14 @@ class ChurnWorld:
             return
         core = machine.core
         match command:
-            case Filled(leg, number, _, loss, adds):
-                self.computed(machine, leg, number, loss, adds=adds)
+            case Filled(direction, number, _, loss, adds):
+                self.computed(machine, direction, number, loss, adds=adds)
             case Drop(number):
                 machine.held.discard(number)
                 if number in machine.out:
                     self.end(machine, number)
             case Resend(number) if number in machine.held or number in machine.out:
-                self.do(machine, core.produced(Leg.FORWARD, number, number, None, self.now_s))
+                self.do(machine, core.produced(Direction.FORWARD, number, number, None, self.now_s))
             case Finish():
                 self.step(machine)
                 assert isinstance(core, RelayCore)
@@ -277,28 +279,28 @@ class ChurnWorld:
         self.work_on(machine)
 
     def computed(
-        self, machine: Machine, leg: Leg, number: int, loss: float | None, *, adds: bool
+        self, machine: Machine, direction: Direction, number: int, loss: float | None, *, adds: bool
     ) -> None:
         core, now_s = machine.core, self.now_s
         if isinstance(core, DataPeerCore):
-            if leg is Leg.FORWARD:
-                self.do(machine, core.produced(Leg.BACKWARD, number, number, 1.0, now_s))
+            if direction is Direction.FORWARD:
+                self.do(machine, core.produced(Direction.BACKWARD, number, number, 1.0, now_s))
             else:
                 self.applied[0, (machine.name, number)] += 1
                 self.do(machine, core.returned(number, now_s))
                 self.end(machine, number)
             return
-        if leg is Leg.BACKWARD and number not in machine.held:
+        if direction is Direction.BACKWARD and number not in machine.held:
             return
-        if leg is Leg.FORWARD:
+        if direction is Direction.FORWARD:
             machine.held.add(number)
-            self.do(machine, core.produced(leg, number, number, None, now_s))
+            self.do(machine, core.produced(direction, number, number, None, now_s))
             return
         machine.held.discard(number)
         held = core.numbered(number)
         if adds and held is not None:
-            machine.added.append(self.named[held.trip.microbatch])
-        self.do(machine, core.produced(leg, number, number, loss, now_s))
+            machine.added.append(self.named[held.hop.microbatch])
+        self.do(machine, core.produced(direction, number, number, loss, now_s))
         self.do(machine, core.returned(number, now_s))
 
     def step(self, machine: Machine) -> None:

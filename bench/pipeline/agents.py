@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from protocol.pipeline.planner import hop_prices
-from protocol.pipeline.problem import THOUSAND, Problem, Relays, Stages, stage_orders
+from protocol.pipeline.problem import THOUSAND, Problem, RelayNumbers, Stages, stage_orders
 
 MAX_OPENED = 200_000
 """Nodes opened by one search: where windows are many, it gives up."""
@@ -43,7 +43,7 @@ class Route(NamedTuple):
     """A timed path."""
 
     home_us: int
-    relays: Relays
+    relays: RelayNumbers
     visits: tuple[Visit, ...]
 
 
@@ -103,7 +103,7 @@ class LowLevel:
         after_us = self._enter(limits, origin, agent.start_us, self.forward_us[origin])
         after_us += self.forward_us[origin]
         opened = [(0, 0, after_us, 0, (), ())]
-        heap: list[tuple[int, int, int, int, Relays, tuple[int, ...]]] = list(opened)
+        heap: list[tuple[int, int, int, int, RelayNumbers, tuple[int, ...]]] = list(opened)
         done: dict[int, Route] = {}
         pushed, depth = 0, self.problem.visited - 1
         while heap and pushed < MAX_OPENED:
@@ -160,7 +160,7 @@ class LowLevel:
             self._endings_us[key] = found
         return found
 
-    def _timed(self, agent: Agent, limits: Limits, relays: Relays) -> Route:
+    def _timed(self, agent: Agent, limits: Limits, relays: RelayNumbers) -> Route:
         """Forward, loss and backward with all waits."""
         origin, visits, now = agent.origin, [], agent.start_us
         there = [origin, *relays]

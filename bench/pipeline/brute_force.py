@@ -19,7 +19,7 @@ from protocol.pipeline.problem import (
     PathRules,
     PipelinePeer,
     Problem,
-    Relays,
+    RelayNumbers,
     Stages,
     StageWork,
     stage_orders,
@@ -124,7 +124,9 @@ def number_of_plans(problem: Problem) -> int:
     return int(arrangements * quotas * paths**number)
 
 
-def legal_paths(orders: Sequence[Stages], members: Sequence[Sequence[int]]) -> Iterator[Relays]:
+def legal_paths(
+    orders: Sequence[Stages], members: Sequence[Sequence[int]]
+) -> Iterator[RelayNumbers]:
     """Every path that a data peer may use; `members` are the machines of each stage."""
     for order in orders:
         yield from product(*(members[stage] for stage in order))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from bench.pipeline.genetic import Stages, groups_of
 from bench.pipeline.matching import bottleneck
 from protocol.pipeline.planner import even_quotas, hop_prices, round_trip_us
-from protocol.pipeline.problem import Problem, Relays
+from protocol.pipeline.problem import Problem, RelayNumbers
 from protocol.pipeline.simulator import Plan
 
 Column = tuple[int, ...]
@@ -44,7 +44,7 @@ def full_pipelines(problem: Problem, stages: Stages) -> Plan:
     """One data peer for each column."""
     columns = columns_of(problem, stages)
     share, rest = divmod(problem.microbatches, len(columns))
-    paths: list[tuple[Relays, ...]] = [()] * len(stages)
+    paths: list[tuple[RelayNumbers, ...]] = [()] * len(stages)
     for place, (origin, *relays) in enumerate(columns):
         paths[origin] = (tuple(relays),) * (share + (place < rest))
     return Plan(stages, tuple(paths))
@@ -54,12 +54,12 @@ def shared_pipelines(problem: Problem, stages: Stages) -> Plan:
     """All data peers for all columns."""
     columns, prices = [column[1:] for column in columns_of(problem, stages)], hop_prices(problem)
     given_us = dict.fromkeys(columns, 0)
-    paths: dict[int, list[Relays]] = {}
+    paths: dict[int, list[RelayNumbers]] = {}
     quotas = even_quotas(problem, stages)
     for turn in range(max(quotas.values())):
         for origin in (origin for origin, quota in quotas.items() if quota > turn):
 
-            def done_us(column: Relays, origin: int = origin) -> int:
+            def done_us(column: RelayNumbers, origin: int = origin) -> int:
                 return given_us[column] + round_trip_us(problem, prices, (origin, *column))
 
             chosen = min(columns, key=done_us)

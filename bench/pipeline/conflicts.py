@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 from bench.pipeline.agents import Agent, Limits, LowLevel, Route, Visit
 from protocol.pipeline.planner import even_quotas
-from protocol.pipeline.problem import US_PER_S, Problem, Relays
+from protocol.pipeline.problem import US_PER_S, Problem, RelayNumbers
 from protocol.pipeline.simulator import Plan, Simulator, jobs_of
 
 STAGE_CHILDREN: Final = 3
@@ -341,7 +341,7 @@ class _Tree:
 
     def _plan(self, node: _Node) -> Plan:
         """Microbatch i of a data peer takes the path of the agent that holds its slot."""
-        paths: list[tuple[Relays, ...]] = [()] * len(self.stages)
+        paths: list[tuple[RelayNumbers, ...]] = [()] * len(self.stages)
         for place, (origin, quota) in enumerate(self.quotas.items()):
             own = node.routes[place * self.per_data_peer :][: self.per_data_peer]
             slots = self.problem.peers[origin].slots

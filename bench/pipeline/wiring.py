@@ -26,7 +26,7 @@ from itertools import pairwise
 
 from bench.pipeline.genetic import Stages, groups_of
 from protocol.pipeline.planner import even_quotas, hop_prices
-from protocol.pipeline.problem import THOUSAND, Draws, Problem, Relays, stage_orders
+from protocol.pipeline.problem import THOUSAND, Draws, Problem, RelayNumbers, stage_orders
 from protocol.pipeline.simulator import Plan
 
 
@@ -39,7 +39,7 @@ def swarm(problem: Problem, stages: Stages) -> Plan:
         origin: [[(0, draws.below(1 << 30), m) for m in group] for group in groups]
         for origin in quotas
     }
-    paths: dict[int, list[Relays]] = {origin: [] for origin in quotas}
+    paths: dict[int, list[RelayNumbers]] = {origin: [] for origin in quotas}
     for origin, order in _dealt(problem, quotas):
         chosen = []
         for stage in order:
@@ -59,7 +59,7 @@ def agora(problem: Problem, stages: Stages) -> Plan:
     orders: dict[int, list[Stages]] = {origin: [] for origin in quotas}
     for origin, order in _dealt(problem, quotas):
         orders[origin].append(order)
-    paths: dict[int, list[Relays]] = {o: [()] * quota for o, quota in quotas.items()}
+    paths: dict[int, list[RelayNumbers]] = {o: [()] * quota for o, quota in quotas.items()}
     busy_us = [0] * len(stages)
     moving = [
         ((place + 1) * problem.peers[origin].forward_us, origin, place)
@@ -93,7 +93,7 @@ def _backward_us(problem: Problem, machine: int) -> int:
     return problem.peers[machine].forward_us * problem.work.backward_permille // THOUSAND
 
 
-def _way_home_us(problem: Problem, origin: int, path: Relays) -> int:
+def _way_home_us(problem: Problem, origin: int, path: RelayNumbers) -> int:
     """From the last forward until the next microbatch of its slot has left the data peer."""
     peer = problem.peers[origin]
     back = (origin, *reversed(path), origin)
@@ -128,5 +128,5 @@ def _room(order: Stages, left: Sequence[int]) -> int:
     return sum(left[stage] for stage in order)
 
 
-def _plan(stages: Stages, paths: Mapping[int, Sequence[Relays]]) -> Plan:
+def _plan(stages: Stages, paths: Mapping[int, Sequence[RelayNumbers]]) -> Plan:
     return Plan(stages, tuple(tuple(paths.get(m, ())) for m in range(len(stages))))

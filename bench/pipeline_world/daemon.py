@@ -10,7 +10,7 @@ from unittest import mock
 
 import peer.daemon.peer
 from peer.cli import main as loco_peer
-from peer.stages.exchange import StageExchange
+from peer.stages.roles import exchange_of
 from peer.training import child_process
 
 from .given_paths import GIVEN, GivenPaths
@@ -20,10 +20,10 @@ TRAINER: Final = "bench.pipeline_world.trainer"
 
 def main() -> None:
     """Run the command line."""
-    following = partial(StageExchange, plan=GivenPaths(os.environ[GIVEN]))
+    following = partial(exchange_of, plan=GivenPaths(os.environ[GIVEN]))
     with (
         mock.patch.object(child_process, "PROGRAM", TRAINER),
-        mock.patch.object(peer.daemon.peer, "StageExchange", following),
+        mock.patch.object(peer.daemon.peer, "exchange_of", following),
     ):
         loco_peer()
 

@@ -30,8 +30,8 @@ from protocol.pipeline.question import (
 from protocol.pipeline.tables import HOW, link_matrices, parse_links, parse_peers
 from protocol.pipeline.what_if import (
     LEAST_HELP,
-    Answer,
     RunEstimate,
+    WhatIfAnswer,
     most_evaluations,
     verdict_of,
     what_if,
@@ -195,7 +195,7 @@ def _first(
             yield "A model this small keeps no card busy: it takes longer, maybe many times."
 
 
-def _head(question: PlanQuestion, answer: Answer) -> Iterator[str]:
+def _head(question: PlanQuestion, answer: WhatIfAnswer) -> Iterator[str]:
     workload, chosen = question.workload, answer.skippipe
     number = chosen.problem.microbatches
     yield (
@@ -211,7 +211,7 @@ def _head(question: PlanQuestion, answer: Answer) -> Iterator[str]:
         )
 
 
-def _judgement(question: PlanQuestion, answer: Answer) -> Iterator[str]:
+def _judgement(question: PlanQuestion, answer: WhatIfAnswer) -> Iterator[str]:
     chosen = answer.skippipe
     if chosen.lower_bound_us is not None:
         yield f"SkipPipe's lower bound: {chosen.lower_bound_us / 1e6:.2f} s per iteration"
@@ -270,7 +270,7 @@ def _of_replicas(question: PlanQuestion, estimate: Estimate) -> Table:
     return table
 
 
-def _ways(answer: Answer) -> Table:
+def _ways(answer: WhatIfAnswer) -> Table:
     table = Table("way", "fits", "iteration s", "tokens/s", "MB/h and peer", "cost/Gtoken")
     for way, estimate in answer.estimates.items():
         sent = estimate.bytes_per_hour.values()
@@ -285,7 +285,7 @@ def _ways(answer: Answer) -> Table:
     return table
 
 
-def _working(answer: Answer) -> Table:
+def _working(answer: WhatIfAnswer) -> Table:
     table = Table("way of working", "full: s", "", "SkipPipe: s", "")
     for way, words in WORKING.items():
         cells: list[str] = []
@@ -300,7 +300,7 @@ def _working(answer: Answer) -> Table:
     return table
 
 
-def _machines(question: PlanQuestion, answer: Answer) -> Table:
+def _machines(question: PlanQuestion, answer: WhatIfAnswer) -> Table:
     table = Table("peer", "location", "full: stage", "busy", "SkipPipe: stage", "busy", "sends")
     for machine, offer in enumerate(question.offers):
         cells: list[str] = []

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from peer.options.config import ConfigError
 from protocol.pipeline.pipelines import PricedIteration
 from protocol.pipeline.problem import US_PER_S
-from protocol.pipeline.simulator import BACKWARD, FORWARD, LATER, LOSS, Stretch
-from protocol.pipeline.what_if import Answer
+from protocol.pipeline.simulator import BACKWARD, FORWARD, LATER, LOSS, BusyInterval
+from protocol.pipeline.what_if import WhatIfAnswer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,7 @@ def check_picture(path: Path) -> None:
             path.unlink()
 
 
-def draw(answer: Answer, path: Path) -> None:
+def draw(answer: WhatIfAnswer, path: Path) -> None:
     """Raises ConfigError: the file cannot be written."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -74,7 +74,7 @@ def draw(answer: Answer, path: Path) -> None:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _shown(answer: Answer) -> list[tuple[str, PricedIteration]]:
+def _shown(answer: WhatIfAnswer) -> list[tuple[str, PricedIteration]]:
     usual, *unskipped = answer.skippipe.iterations
     shown = [("SkipPipe", usual), *(("SkipPipe, nothing skipped", each) for each in unskipped)]
     if answer.full is answer.skippipe:
@@ -98,22 +98,22 @@ def _draw_iteration(axes: "Axes", title: str, iteration: PricedIteration, end_s:
     axes.set_xlim(0, end_s * 1.01)
     axes.set_ylim(len(order) - 0.4, -0.6)
     _name_rows(axes, [(peers[m].name, plan.stages[m], colours.get(m)) for m in order])
-    _explain(axes, {stretch.kind for stretch in iteration.record})
+    _explain(axes, {interval.kind for interval in iteration.record})
     axes.grid(axis="x", alpha=0.25, linewidth=0.5)
     axes.set_axisbelow(True)
 
 
 def _draw_work(
-    axes: "Axes", record: Sequence[Stretch], rows: dict[int, int], colours: Sequence[str]
+    axes: "Axes", record: Sequence[BusyInterval], rows: dict[int, int], colours: Sequence[str]
 ) -> None:
     for machine, row in rows.items():
-        own = [stretch for stretch in record if stretch.machine == machine]
+        own = [interval for interval in record if interval.machine == machine]
         if own:
             spans = [(s.start_us / US_PER_S, (s.end_us - s.start_us) / US_PER_S) for s in own]
             axes.broken_barh(
                 spans,
                 (row - 0.38, 0.76),
-                facecolors=[_shade(stretch.kind, colours[stretch.job]) for stretch in own],
+                facecolors=[_shade(interval.kind, colours[interval.job]) for interval in own],
                 edgecolors="white",
                 linewidth=0.3,
             )
@@ -129,14 +129,14 @@ def _shade(kind: int, colour: str) -> tuple[float, float, float]:
 
 
 def _draw_ways(
-    axes: "Axes", record: Sequence[Stretch], rows: dict[int, int], colours: Sequence[str]
+    axes: "Axes", record: Sequence[BusyInterval], rows: dict[int, int], colours: Sequence[str]
 ) -> None:
     from matplotlib.collections import LineCollection
 
-    chains: dict[int, list[Stretch]] = {}
-    for stretch in sorted(record, key=lambda s: s.start_us):
-        if stretch.kind != LATER:
-            chains.setdefault(stretch.job, []).append(stretch)
+    chains: dict[int, list[BusyInterval]] = {}
+    for interval in sorted(record, key=lambda s: s.start_us):
+        if interval.kind != LATER:
+            chains.setdefault(interval.job, []).append(interval)
     ways = [
         (one, then)
         for chain in chains.values()

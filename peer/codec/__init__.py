@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from protocol.fragment.code_tree import blocks_of_leaf, leaf_digest, num_leaves, root_of
+from protocol.fragment.leaf_tree import blocks_of_leaf, leaf_digest, num_leaves, root_of
 from protocol.run.layout import ALIGNMENT
 from protocol.run.ways import CODECS
 
@@ -237,7 +237,7 @@ def codes_on(device: torch.device, memory: memoryview) -> Iterator[torch.Tensor]
     shared.copy_(codes)
 
 
-# --- leaves of a chunk's codes, and the digest of all (protocol/fragment/code_tree.py) ------------
+# --- leaves of a chunk's codes, and the digest of all (protocol/fragment/leaf_tree.py) ------------
 # The codes of a leaf are what the codec would have made of its values alone, so they can be decoded
 # and averaged by themselves.
 def leaves_of_chunk(num_values: int) -> int:

@@ -43,7 +43,7 @@ from protocol.run.run_spec import RunSpec
 from protocol.schedule.rounds import middle
 
 from .expert_requests import expert_claims, scores_of
-from .experts import ExpertCompany
+from .experts import ExpertPeers
 from .parts import PeerParts
 from .peer import Peer
 from .ports import Ports
@@ -293,7 +293,7 @@ def _expert_of(run: RunSpec, changes: Changes) -> int | None:
 def _present_round(ports: Ports, spec: AmendedSpec, expert: int | None) -> int:
     """The round of an expert; where none is given ours, or that of the middle of the others."""
     if expert is not None:
-        step = ExpertCompany(ports.roster, ports.facts).step_of(expert)
+        step = ExpertPeers(ports.roster, ports.facts).step_of(expert)
         return step // spec.founding.sync.round_steps
     others, own = ports.roster.alive(trio.current_time()), ports.facts.step
     steps = [member.progress.step for member in others if member.progress.state == TRAINING]

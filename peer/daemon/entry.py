@@ -13,7 +13,7 @@ import trio
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.runtime import PeerId
-from peer.stages.company import StageCompany
+from peer.stages.peers import StagePeers
 from protocol.address.multiaddr import with_peer_id
 from protocol.errors import InvalidRunSpec, LocoError
 from protocol.membership.group import Group
@@ -227,17 +227,17 @@ async def choose_stage(
     facts, pipeline = ports.facts, spec.pipeline
     facts.now_doing("checking which stage needs a peer")
     await listen(facts.peer_id)
-    company = StageCompany(ports.roster, run_id, pipeline.stages)
-    counts = [len(others) for others in company.holders()]
+    peers = StagePeers(ports.roster, run_id, pipeline.stages)
+    counts = [len(others) for others in peers.holders()]
     stage = needed_stage(counts, pipeline.num_visited) if given is None else given
     facts.chosen = Group(run_id, part_of_stage(stage))
     if given is None:
-        stage = await _settled(facts.peer_id, company, stage, pipeline.num_visited)
+        stage = await _settled(facts.peer_id, peers, stage, pipeline.num_visited)
         facts.chosen = Group(run_id, part_of_stage(stage))
     alive = ports.roster.alive(trio.current_time())
     return ChosenPart(
         stage,
-        has_holders=not {*company.holders()[stage]} <= {*company.newcomers()},
+        has_holders=not {*peers.holders()[stage]} <= {*peers.newcomers()},
         is_trained=any(member.progress.step for member in alive),
     )
 
@@ -246,13 +246,13 @@ async def stays_at(number: int) -> ChosenPart:
     return ChosenPart(number, has_holders=True, is_trained=True)
 
 
-async def _settled(own_id: PeerId, company: StageCompany, stage: int, visited: int) -> int:
+async def _settled(own_id: PeerId, peers: StagePeers, stage: int, visited: int) -> int:
     """The stage to begin with, where others may have chosen at the same time."""
     for look in range(1, LOOKS + 1):
         await trio.sleep(LOOK_AROUND_S)
-        holders = [{*others} for others in company.holders()]
+        holders = [{*others} for others in peers.holders()]
         holders[stage].add(own_id)
-        newcomers = {own_id, *company.newcomers()}
+        newcomers = {own_id, *peers.newcomers()}
         settled = newcomers_stage(own_id, holders, newcomers, visited, look)
         if settled is not None:
             return settled

@@ -28,7 +28,7 @@ from peer.process.rejoin import JoinAgain
 from peer.runtime import PeerId
 from protocol.membership.group import Group
 from protocol.membership.view import Member, Roster, View, heeded
-from protocol.run.assignment import EMPTY_S, Balance, Hand, expert_need, placed, turn_of
+from protocol.run.assignment import EMPTY_S, Balance, ExpertTrainer, expert_need, placed, turn_of
 from protocol.run.layout import expert_of_part, part_of_expert
 from protocol.run.needs import flops_per_token
 from protocol.schedule.rounds import LARGEST_RATIO, middle
@@ -49,7 +49,7 @@ def has_begun(view: View) -> bool:
     )
 
 
-class ExpertCompany:
+class ExpertPeers:
     """The peers of a run by expert, as the roster knows them now."""
 
     def __init__(self, roster: Roster, facts: Facts) -> None:
@@ -134,8 +134,10 @@ class ExpertCompany:
     def newcomers(self) -> frozenset[PeerId]:
         return frozenset(m.peer_id for m in self.others() if m.progress.state in COMING)
 
-    def hands(self, others: Iterable[Member], own: Hand) -> Mapping[PeerId, Hand]:
-        """These, and ours."""
+    def trainers_among(
+        self, others: Iterable[Member], own: ExpertTrainer
+    ) -> Mapping[PeerId, ExpertTrainer]:
+        """What we and these others train, and how fast."""
         everything = frozenset(range(len(self.names)))
         known = {m.peer_id: (m, self._number_of[m.progress.group or ""]) for m in others}
         speeds = {
@@ -143,17 +145,17 @@ class ExpertCompany:
             for peer_id, (member, number) in known.items()
         }
         usual = _usual(speeds.values(), own.speed)
-        hands = {
-            peer_id: Hand(_believed(speeds[peer_id], usual), everything, number)
+        trainers = {
+            peer_id: ExpertTrainer(_believed(speeds[peer_id], usual), everything, number)
             for peer_id, (_, number) in known.items()
         }
-        mine = Hand(own.speed or usual, own.fits, own.expert, own.pinned)
-        return {**hands, self._facts.peer_id: mine}
+        mine = ExpertTrainer(own.speed or usual, own.fits, own.expert, own.pinned)
+        return {**trainers, self._facts.peer_id: mine}
 
-    def own_hand(self, fits: frozenset[int]) -> Hand:
+    def own_trainer(self, fits: frozenset[int]) -> ExpertTrainer:
         number = self.own
         assert number is not None
-        return Hand(self._facts.steps_per_s * self._step_flops[number], fits, number)
+        return ExpertTrainer(self._facts.steps_per_s * self._step_flops[number], fits, number)
 
     def place(
         self, others: Iterable[Member], fits: frozenset[int], idle: Collection[PeerId] = ()
@@ -163,9 +165,9 @@ class ExpertCompany:
         Args:
             idle: those of the others that begin anew as we do.
         """
-        hands = self.hands(others, Hand(0.0, fits))
-        idle_hands = {each: replace(hands[each], expert=None) for each in idle}
-        return placed({**hands, **idle_hands}, self.flops_left()).get(self._facts.peer_id)
+        trainers = self.trainers_among(others, ExpertTrainer(0.0, fits))
+        idle_trainers = {each: replace(trainers[each], expert=None) for each in idle}
+        return placed({**trainers, **idle_trainers}, self.flops_left()).get(self._facts.peer_id)
 
     def parted(self, fits: frozenset[int]) -> int | None:
         """Where we go at the branch, by the placing of all that train the generalist."""
@@ -221,18 +223,18 @@ async def choose_expert(ports: Ports, fits: frozenset[int]) -> int:
     facts, own_id = ports.facts, ports.facts.peer_id
     facts.now_doing("checking which expert needs a peer")
     await listen(own_id)
-    company = ExpertCompany(ports.roster, facts)
-    at_once = company.newcomers()
-    number = _chosen(company, company.others(), fits)
+    peers = ExpertPeers(ports.roster, facts)
+    at_once = peers.newcomers()
+    number = _chosen(peers, peers.others(), fits)
     for _ in range(LOOKS):
-        facts.chosen = company.groups[number]
+        facts.chosen = peers.groups[number]
         await trio.sleep(LOOK_AROUND_S)
-        beside = company.newcomers() - at_once
-        before = [m for m in company.others() if _goes_before(m.peer_id, own_id, beside)]
-        before_s, number = number, _chosen(company, before, fits)
+        beside = peers.newcomers() - at_once
+        before = [m for m in peers.others() if _goes_before(m.peer_id, own_id, beside)]
+        before_s, number = number, _chosen(peers, before, fits)
         if number == before_s and not beside:
             break
-    facts.chosen = company.groups[number]
+    facts.chosen = peers.groups[number]
     return number
 
 
@@ -240,11 +242,11 @@ async def now_or_at_branch(ports: Ports, number: int) -> int:
     """The generalist, as long as all train that; else the expert that is given."""
     ports.facts.now_doing("checking whether the generalist is trained")
     await listen(ports.facts.peer_id)
-    return number if ExpertCompany(ports.roster, ports.facts).is_branched else GENERALIST
+    return number if ExpertPeers(ports.roster, ports.facts).is_branched else GENERALIST
 
 
-def _chosen(company: ExpertCompany, others: Iterable[Member], fits: frozenset[int]) -> int:
-    place = company.place(others, fits)
+def _chosen(peers: ExpertPeers, others: Iterable[Member], fits: frozenset[int]) -> int:
+    place = peers.place(others, fits)
     return min(fits) if place is None else place
 
 
@@ -263,7 +265,7 @@ class ExpertWatch:
     def __init__(self, ports: Ports, pinned: int | None) -> None:
         self._facts = ports.facts
         self._events = ports.events
-        self._company = ExpertCompany(ports.roster, ports.facts)
+        self._peers = ExpertPeers(ports.roster, ports.facts)
         self._fits = ports.facts.fits
         self._pinned = pinned
         self._balance = Balance(ports.facts.peer_id)
@@ -286,60 +288,60 @@ class ExpertWatch:
         return None if target is None else self._to(target)
 
     def _to(self, target: int) -> JoinAgain:
-        own = self._company.own
+        own = self._peers.own
         assert own is not None
-        names = self._company.names
+        names = self._peers.names
         why = f"the expert '{names[target]}' needs a peer more than '{names[own]}'"
         return JoinAgain(why, part_of_expert(target))
 
     def _has_branched(self) -> bool:
         """Whether the generalist, which we train, has come to the branch since our last look."""
-        company, was_before = self._company, self._is_before_branch
-        self._is_before_branch = company.own == GENERALIST and not company.is_branched
+        peers, was_before = self._peers, self._is_before_branch
+        self._is_before_branch = peers.own == GENERALIST and not peers.is_branched
         return was_before and not self._is_before_branch
 
     def _to_its_pin(self) -> int | None:
-        company = self._company
-        is_there = company.own == self._pinned or not company.is_branched
+        peers = self._peers
+        is_there = peers.own == self._pinned or not peers.is_branched
         return None if is_there else self._pinned
 
     def _target(self) -> int | None:
-        company, has_branched = self._company, self._has_branched()
+        peers, has_branched = self._peers, self._has_branched()
         if self._pinned is not None:
             return self._to_its_pin()
         if has_branched:
-            target = company.parted(self._fits)
+            target = peers.parted(self._fits)
             return None if target == GENERALIST else target
         if self._facts.state is PeerState.FINISHED:
             return None if self._stays() else self._next()
         if self._facts.state is not PeerState.TRAINING:
             return None
-        hands = company.hands(company.others(), company.own_hand(self._fits))
-        need = expert_need(hands, company.flops_left())
+        trainers = peers.trainers_among(peers.others(), peers.own_trainer(self._fits))
+        need = expert_need(trainers, peers.flops_left())
         move = self._balance.due_move(need, trio.current_time())
         return None if move is None else move.target
 
     def _stays(self) -> bool:
         """Whether we are the one that serves what is trained to its end."""
         own_turn = turn_of(self._facts.peer_id)
-        return all(own_turn < turn_of(m.peer_id) for m in self._company.ended())
+        return all(own_turn < turn_of(m.peer_id) for m in self._peers.ended())
 
     def _next(self) -> int | None:
-        company = self._company
-        ended = company.ended()
+        peers = self._peers
+        ended = peers.ended()
         idle = [m.peer_id for m in ended]
-        return company.place((*company.others(), *ended), self._fits, idle)
+        return peers.place((*peers.others(), *ended), self._fits, idle)
 
     def _tell_standing(self) -> None:
         """Tell of an expert that was trained, and is no more."""
-        company = self._company
-        standing = company.standing()
+        peers = self._peers
+        standing = peers.standing()
         for number in standing:
             if number in self._trained and number not in self._stood:
-                name, step = company.names[number], company.step_of(number)
+                name, step = peers.names[number], peers.step_of(number)
                 self._events.emit(EventName.EXPERT_STANDS, expert=name, step=step)
         self._stood = standing
-        self._trained |= {n for n in range(len(company.names)) if company.trainers(n)}
+        self._trained |= {n for n in range(len(peers.names)) if peers.trainers(n)}
 
 
 def expert_watch(ports: Ports, pinned: str | None) -> ExpertWatch | None:

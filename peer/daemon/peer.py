@@ -29,8 +29,9 @@ from peer.rounds.loop import RoundLoop
 from peer.rounds.shares import DataShares
 from peer.rounds.way import AveragingParts
 from peer.runtime import Work
-from peer.stages.company import StageCompany, keep_balance
 from peer.stages.exchange import StageExchange
+from peer.stages.peers import StagePeers, keep_balance
+from peer.stages.roles import exchange_of
 from peer.state.kept_files import ProofFile
 from peer.training.ports import StartTrainer
 from peer.training.warm import warmed_up
@@ -197,7 +198,7 @@ class Training:
         )
         self._stage = stage_of_part(group.part)
         self._experts = expert_watch(parts, settings.expert)
-        self._company = StageCompany(parts.roster, group.run_id, spec.pipeline.stages)
+        self._stage_peers = StagePeers(parts.roster, group.run_id, spec.pipeline.stages)
         plan = DataPlan(spec.seed, supplies.num_blocks, supplies.piece_blocks)
         store = supplies.store
         self._most_corpus_bytes = settings.most_corpus_bytes(store.held_bytes if store else 0)
@@ -285,7 +286,7 @@ class Training:
     def _exchange(self) -> StageExchange | None:
         if self._stage is None or self._spec.pipeline.stages == 1:
             return None
-        return StageExchange(self._amended, self._stage, self._company, self._parts)
+        return exchange_of(self._amended, self._stage, self._stage_peers, self._parts)
 
     def _averaging(self, slow_P: Float32Vector, exchange: StageExchange | None) -> Averaging:
         parts = self._parts
@@ -369,7 +370,7 @@ class Training:
         """Go where another stage needs us more, unless we were told to stay. Raises JoinAgain."""
         if self._stage is not None and not self._settings.keeps_stage:
             visited = self._spec.pipeline.num_visited
-            await keep_balance(self._stage, self._company, self._facts, visited)
+            await keep_balance(self._stage, self._stage_peers, self._facts, visited)
 
     async def _watch_experts(self, experts: ExpertWatch, rounds: RoundLoop) -> None:
         """Go where another expert needs us more; our checkpoint stays here. Raises JoinAgain."""

@@ -31,7 +31,7 @@ from protocol.run.layout import DATA_STAGE, part_of_stage, stage_of_part
 from protocol.schedule.progress import Watched, lasting
 from protocol.schedule.rounds import RunPace
 
-from .experts import ExpertCompany
+from .experts import ExpertPeers
 from .ports import Ports
 
 _CURES: Final = {
@@ -133,12 +133,12 @@ class Report:
         return self._recent
 
     @cached_property
-    def _company(self) -> ExpertCompany:
-        return ExpertCompany(self._roster, self._facts)
+    def _expert_peers(self) -> ExpertPeers:
+        return ExpertPeers(self._roster, self._facts)
 
     @property
-    def _experts(self) -> ExpertCompany | None:
-        return None if self._facts.several is None else self._company
+    def _experts(self) -> ExpertPeers | None:
+        return None if self._facts.several is None else self._expert_peers
 
     def status(self) -> Status:
         facts, now_s = self._facts, trio.current_time()

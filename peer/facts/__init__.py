@@ -25,7 +25,7 @@ from protocol.membership.book import Fault
 from protocol.membership.dial_back import NatKind, Reach
 from protocol.membership.group import Group
 from protocol.membership.view import View
-from protocol.microbatch.core import Counted
+from protocol.microbatch.core import MicrobatchEvent
 from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
 from protocol.routing.measures import LinkTimes, WorkTimes
 from protocol.run.amendments import AmendedSpec
@@ -136,7 +136,7 @@ def _plain(record: "PipelineFacts | ReachFacts") -> dict[str, Any]:
 # --- pipelines ------------------------------------------------------------------------------------
 
 
-class Spent(StrEnum):
+class MicrobatchTime(StrEnum):
     """Kinds of time, summed over microbatches that are under way at once."""
 
     COMPUTING = "computing"
@@ -168,7 +168,9 @@ class PipelineFacts:
     plan: str | None = None
     planned_s: float | None = None
     iteration_s: float | None = None
-    spent_s: dict[Spent, float] = field(default_factory=lambda: dict.fromkeys(Spent, 0.0))
+    spent_s: dict[MicrobatchTime, float] = field(
+        default_factory=lambda: dict.fromkeys(MicrobatchTime, 0.0)
+    )
     other_plans: int = 0
     links: tuple[LinkTimes, ...] = ()
     work: WorkTimes = field(default_factory=WorkTimes)
@@ -457,7 +459,7 @@ class Facts:
     phases: dict[RoundPhase, Durations] = field(
         default_factory=lambda: {phase: Durations() for phase in RoundPhase}
     )
-    microbatches: Counter[Counted] = field(default_factory=Counter)
+    microbatches: Counter[MicrobatchEvent] = field(default_factory=Counter)
     pipeline: PipelineFacts = field(default_factory=PipelineFacts)
     codec: str | None = None
     ranks: int | None = None

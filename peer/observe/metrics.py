@@ -27,7 +27,7 @@ from peer.runtime import NetworkStatistics
 from protocol.experts.matrix import ENSEMBLE
 from protocol.membership.book import Fault
 from protocol.membership.dial_back import Reach
-from protocol.microbatch.core import Counted
+from protocol.microbatch.core import MicrobatchEvent
 from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
 
 from .problems import CONDITIONS
@@ -196,7 +196,7 @@ def _of_averaging(now: Now) -> dict[str, Row]:
         ),
         "loco_microbatches{what}": _counter(
             "Microbatches of a pipeline at this peer, by what has happened to them.",
-            {what: facts.microbatches[what] for what in Counted},
+            {what: facts.microbatches[what] for what in MicrobatchEvent},
         ),
         "loco_audits{outcome}": _counter(
             "Averages of other peers that were worked out again in part, by outcome.",

@@ -30,7 +30,7 @@ from protocol.run.run_spec import RunSpec
 from protocol.wire.stage_messages import GetLinks, GetSnapshot, LinksReply, SnapshotReply
 from protocol.wire.versions import STAGE
 
-from .company import StageCompany
+from .peers import StagePeers
 
 LOOK_S: Final = 2.0
 Planner = Callable[[LinkSnapshot, Terms, int], PlannedPaths | None]
@@ -51,7 +51,7 @@ class Survey:
         self,
         spec: RunSpec,
         stage: int,
-        company: StageCompany,
+        peers: StagePeers,
         around: Surroundings,
         router: PlannedRouter | None,
         plan: Planner,
@@ -59,7 +59,7 @@ class Survey:
         assert around.facts.run_id is not None, "a stage belongs to a run"
         self._run_id = around.facts.run_id
         self._around, self._facts = around, around.facts.pipeline
-        self._stage, self._company = stage, company
+        self._stage, self._peers = stage, peers
         self._terms = terms_of(spec)
         self._router, self._plan = router, plan
         self._full = spec.pipeline.full_every > 0
@@ -87,7 +87,7 @@ class Survey:
                 await self._agree(self._router)
 
     def _look(self) -> None:
-        others = self._company.others()
+        others = self._peers.others()
         self.measures.keep(member.peer_id for member in others)
         for member in others:
             if member.rtt_s is not None:
@@ -103,7 +103,7 @@ class Survey:
 
     async def _agree(self, router: PlannedRouter) -> None:
         ours = self._around.network.peer_id
-        training = [m.peer_id for m in self._company.data_peers() if m.progress.state == TRAINING]
+        training = [m.peer_id for m in self._peers.data_peers() if m.progress.state == TRAINING]
         proposer = min([ours, *training])
         snapshot = await (self._proposed() if proposer == ours else self._fetched(proposer))
         if snapshot is not None:
@@ -132,9 +132,9 @@ class Survey:
 
     async def _proposed(self) -> LinkSnapshot | None:
         async with trio.open_nursery() as nursery:
-            for member in self._company.others():
+            for member in self._peers.others():
                 nursery.start_soon(self._ask_links, member.peer_id)
-        self._proposals.keep({**self._company.stages(), self._around.network.peer_id: self._stage})
+        self._proposals.keep({**self._peers.stages(), self._around.network.peer_id: self._stage})
         return self._proposals.due(self._snapshot, trio.current_time())
 
     async def _ask_links(self, peer_id: PeerId) -> None:
@@ -163,7 +163,7 @@ class Survey:
         reply: type[LinksReply | SnapshotReply],
         max_bytes: int,
     ) -> bytes:
-        """The payload of an answer; empty where there is none."""
+        """The payload of an answer; empty where none came."""
         try:
             with trio.move_on_after(ANSWER_S):
                 stream = await self._around.network.open_stream(peer_id, STAGE)

@@ -1,33 +1,32 @@
-"""Boundaries on streams: a stream for each move of a microbatch, offered before it is sent.
+"""Boundaries on streams: a stream for each hop of a microbatch, offered before it is sent.
 
-sender      Trip             what it is; the answer is the credit, and may take a while
+sender      Hop              what it is; the answer is the credit, and may take a while
             Boundary         the codes, straight from shared memory into shared memory
 receiver    Credit, BoundaryKept    from then on the receiver answers for it
 
 Rules
-  1. A move is offered *ahead*, with the first byte of the move before it: while the boundary comes
-     in and the trainer works on it, the credit for the next hop is on its way. So a hop takes the
+  1. A hop is offered *ahead*, with the first byte of the hop before it: while the boundary comes
+     in and the trainer works on it, the credit for the next hop is on its way. So it takes the
      line's latency once, not three times, and a slot is taken little sooner than it is needed. Such
      an offer holds a stream, and a slot at its receiver, so it is taken back when the microbatch is
-     lost, or the move before broke off or was in vain.
+     lost, or the hop before broke off or was in vain.
   2. To one peer boundaries go one after another, in the order in which they are ready: two that
      share a line would both be there as late as the second. p2pd takes more than the line carries,
      so the next one waits for most of the time that the line was measured to need, or until the
      receiver has the one before.
-  3. A stream on which a move has ended well is used again. A fresh one begins with a small window
+  3. A stream on which a hop has ended well is used again. A fresh one begins with a small window
      (yamux: 256 KiB), and needs some round trips until it fills a long line; that was most of a
-     boundary's time. So many are kept to one peer as moves were under way at once.
+     boundary's time. As many streams to a peer are kept as hops to it were ever under way at once.
   4. A boundary is written at the pace of the line. All streams to a peer share one connection, and
      what waits in its buffers holds up yamux's window updates for what comes the other way: two
      boundaries that met took three times as long.
 
 Of those that come in each gets a slot with its credit, and has to begin in time.
 
-A slot of the memory is taken when a boundary is welcome, and a welcome sender that sends nothing
-keeps it from others. What an honest sender needs until its first byte: it may have offered the move
-with the first byte of the one before (rule 1), so the rest of that has to come, and
-the trainer's queue and the line to us to be free. That takes seconds, or minutes where machines are
-slow, so the wait is bounded by what it usually is here, and not by what an iteration may take at
+Credit reserves a slot, and a sender that then sends nothing keeps the slot from others. An honest
+sender may need seconds or minutes until its first byte: it may have offered the hop with the first
+byte of the one before (rule 1), and waits for the rest of that, for the trainer's queue and for the
+line. So the wait is bounded by what it usually is here, and not by what an iteration may take at
 most. What was waited for in vain counts as well: where all have become slow, nothing would come in
 time to show it.
 
@@ -36,8 +35,8 @@ cannot be decoded, or is larger than any honest peer's, breaks the protocol; wha
 usual is refused, and nobody is blamed (protocol/microbatch/sizes.py). To look at megabytes of
 values takes time, which others need for their beats, so that is done in `Work`.
 
-Also here: one life of the trainer, as microbatches see it (`Line`): a queue of commands, and shared
-memory. Nothing of an old life reaches a new one.
+Also here: one life of the trainer, as microbatches see it (`StageSession`): a queue of commands,
+and shared memory. Nothing of an old life reaches a new one.
 """
 
 import contextlib
@@ -72,14 +71,14 @@ SERVED_IDLE_S: Final = 120.0
 """How long the side that serves waits for the next message on a stream. One idle for half of it is
 not used again: the other side may just be ending it."""
 MAX_AHEAD: Final = 64
-"""Moves offered ahead at once: more than a machine has microbatches, there and back."""
+"""Hops offered ahead at once: more than a machine has microbatches, there and back."""
 DRAINED: Final = 0.9
 """Part of a boundary's time on the line after which p2pd is given the next one."""
 
 
 @dataclass(slots=True)
 class _Ahead:
-    """A move that was offered before there is anything to send.
+    """A hop that was offered before there is anything to send.
 
     Attributes:
         is_tried: whether it has begun to be offered.
@@ -94,8 +93,8 @@ class _Ahead:
 
 
 @dataclass(eq=False)
-class Transfers:
-    """The sender's side.
+class BoundarySender:
+    """Offers boundaries to other peers, and sends them.
 
     Args:
         credit_s: longest wait for an answer to an offer.
@@ -108,34 +107,34 @@ class Transfers:
 
     def __post_init__(self) -> None:
         self._idle = defaultdict[PeerId, list[tuple[float, Conversation]]](list)
-        self._ahead: dict[stage_messages.Trip, _Ahead] = {}
+        self._ahead: dict[stage_messages.Hop, _Ahead] = {}
         self._lines = defaultdict[PeerId, trio.Lock](trio.Lock)
 
-    def plan_ahead(self, trip: stage_messages.Trip) -> None:
+    def plan_ahead(self, hop: stage_messages.Hop) -> None:
         if len(self._ahead) < MAX_AHEAD:
-            self._ahead.setdefault(trip, _Ahead())
+            self._ahead.setdefault(hop, _Ahead())
 
-    async def offer_ahead(self, receiver: PeerId, trip: stage_messages.Trip) -> None:
-        """Offer a planned move, whose boundary will be there soon (rule 1)."""
-        ahead = self._ahead.get(trip)
+    async def offer_ahead(self, receiver: PeerId, hop: stage_messages.Hop) -> None:
+        """Offer a planned hop, whose boundary will be there soon (rule 1)."""
+        ahead = self._ahead.get(hop)
         if ahead is None or ahead.is_tried:
             return
         ahead.is_tried = True
         with contextlib.suppress(LocoError):
-            ahead.talk = await self._offered(receiver, trip)
+            ahead.talk = await self._offered(receiver, hop)
         ahead.tried.set()
         if ahead.is_withdrawn and ahead.talk is not None:
             await ahead.talk.aclose()
 
     async def withdraw(self, microbatch: stage_messages.Microbatch, attempt: int) -> None:
         """Take back what was offered ahead up to an attempt: there will be no such boundary."""
-        for trip in list(self._ahead):
-            if trip.microbatch == microbatch and trip.attempt <= attempt:
-                await self.take_back(trip)
+        for hop in list(self._ahead):
+            if hop.microbatch == microbatch and hop.attempt <= attempt:
+                await self.take_back(hop)
 
-    async def take_back(self, trip: stage_messages.Trip) -> None:
-        """Take back one move, if it was offered ahead: what goes before it has not come."""
-        ahead = self._ahead.pop(trip, None)
+    async def take_back(self, hop: stage_messages.Hop) -> None:
+        """Take back one hop, if it was offered ahead: what goes before it has not come."""
+        ahead = self._ahead.pop(hop, None)
         if ahead is None:
             return
         ahead.is_withdrawn = True
@@ -145,7 +144,7 @@ class Transfers:
     async def send(self, receiver: PeerId, command: SendBoundary, codes: memoryview) -> bool:
         """Send a boundary. Returns whether the receiver has it."""
         try:
-            async with _closed_after_failure(await self._credited(receiver, command.trip)) as talk:
+            async with _closed_after_failure(await self._credited(receiver, command.hop)) as talk:
                 async with self._lines[receiver]:
                     began_s = trio.current_time()
                     await talk.send(stage_messages.Boundary(command.loss), codes, stall_s=ANSWER_S)
@@ -169,28 +168,28 @@ class Transfers:
             return True
         return False
 
-    async def _credited(self, receiver: PeerId, trip: stage_messages.Trip) -> Conversation:
+    async def _credited(self, receiver: PeerId, hop: stage_messages.Hop) -> Conversation:
         """A stream on which the boundary, which is ready, is welcome. Raises LocoError."""
-        ready_s, ahead = trio.current_time(), self._ahead.pop(trip, None)
+        ready_s, ahead = trio.current_time(), self._ahead.pop(hop, None)
         if ahead is not None and ahead.is_tried:
             await ahead.tried.wait()
         talk = ahead.talk if ahead is not None else None
         if talk is None:
-            talk = await self._offered(receiver, trip)
+            talk = await self._offered(receiver, hop)
         async with _closed_after_failure(talk):
             credit, _ = await talk.receive(stage_messages.Credit, timeout_s=self._credit_s)
         self._stopwatch.asked(trio.current_time() - ready_s, credit.waited_s)
         return talk
 
-    async def _offered(self, receiver: PeerId, trip: stage_messages.Trip) -> Conversation:
+    async def _offered(self, receiver: PeerId, hop: stage_messages.Hop) -> Conversation:
         async with _closed_after_failure(await self._take(receiver)) as talk:
-            await talk.send(trip, stall_s=ANSWER_S)
+            await talk.send(hop, stall_s=ANSWER_S)
         return talk
 
     async def ask(
         self, peer_id: PeerId, question: stage_messages.Notice
     ) -> stage_messages.Noted | None:
-        """Say a small thing. Returns the answer; None when there is none."""
+        """Send a notice. Returns the answer; None where no answer came."""
         try:
             async with _closed_after_failure(await self._take(peer_id)) as talk:
                 await talk.send(question, stall_s=ANSWER_S)
@@ -235,8 +234,8 @@ async def _closed_after_failure(talk: Conversation) -> AsyncIterator[Conversatio
 
 
 # --- what comes in --------------------------------------------------------------------------------
-class Line:
-    """The present life of the trainer: its queue of commands, and its shared memory."""
+class StageSession:
+    """One life of the trainer: its queue of commands, and its shared memory."""
 
     def __init__(self, ring: BoundaryRing) -> None:
         self.ring, self._inbound = ring, ring.inbound
@@ -289,7 +288,7 @@ class Unusual(LocoError):
     """A boundary is far larger than usual, and its sender was told so."""
 
 
-class Arrivals:
+class BoundaryReceiver:
     """Takes boundaries from streams into the slots of the ring.
 
     Args:
@@ -304,7 +303,7 @@ class Arrivals:
     async def receive(
         self,
         talk: Conversation,
-        line: Line,
+        session: StageSession,
         kind: tuple[PeerId, int | None, bool],
         waited_s: float,
         begun: Callable[[], None],
@@ -324,15 +323,15 @@ class Arrivals:
             Unusual: it is far larger than usual.
             StreamLost: it has not come whole.
         """
-        since_s, slot = trio.current_time(), await line.take_slot()
+        since_s, slot = trio.current_time(), await session.take_slot()
         try:
             credit = stage_messages.Credit(waited_s + trio.current_time() - since_s)
             await talk.send(credit, stall_s=ANSWER_S)
-            loss, took_s = await self._fill(talk, line.ring.slot(slot), begun)
-            size = await self._work.run(line.ring.size, slot)
+            loss, took_s = await self._fill(talk, session.ring.slot(slot), begun)
+            size = await self._work.run(session.ring.size, slot)
             await self._check(talk, size, kind)
         except BaseException:
-            line.send(Freed(slot))
+            session.send(Freed(slot))
             raise
         return slot, loss, took_s
 

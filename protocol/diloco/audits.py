@@ -2,7 +2,7 @@
 
 Idea. Each contribution is signed by its sender; an owner signs the average, and names the
 contributions that it was made of. So an owner can be asked to *open* its result: to show what went
-in. One leaf of one chunk is enough (code_tree.py): a lie that moves a chunk is in most of its
+in. One leaf of one chunk is enough (leaf_tree.py): a lie that moves a chunk is in most of its
 leaves, and a leaf of all contributions is small beside the chunk. The auditor works out the average
 of that leaf from the opening, bit for bit, and compares.
 
@@ -70,7 +70,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from protocol.errors import RemoteProtocolError
-from protocol.fragment.code_tree import is_leaf
+from protocol.fragment.leaf_tree import is_leaf
 from protocol.limits import (
     MAX_AUDITS,
     MAX_CONTRIBUTORS,

@@ -6,7 +6,7 @@ rounding moves a loss of some thousand tokens by less than 1e-5.
 
 A liar can claim certainty of every token, and would lead any ensemble. What is not a logarithm of a
 probability is refused here. Beyond that a claim is checked by computing a block of it with the same
-weights (`differs`); who has no such weights cannot check it, and says so.
+weights (`differs`); a peer without such weights cannot check it, and says so.
 """
 
 from typing import Any, Final
@@ -41,7 +41,7 @@ def _dtype(count: int) -> str:
 
 
 def unpacked(data: bytes, count: int) -> Values:
-    """A claim of so many tokens. Raises RemoteProtocolError: no honest one looks like that."""
+    """A claim of `count` tokens. Raises RemoteProtocolError: no honest claim looks like that."""
     dtype = np.dtype(_dtype(count))
     if len(data) != count * dtype.itemsize:
         raise RemoteProtocolError(f"{len(data)} bytes of log-probabilities for {count} tokens")

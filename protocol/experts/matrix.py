@@ -142,7 +142,7 @@ def advice_of(gains: Mapping[str, MarginalGain]) -> Advice | None:
 
 
 def advice_at_one_share(curves: Mapping[str, LossCurve]) -> Advice | None:
-    """The same, among experts that have spent as much of their budgets as the first of them."""
+    """Advice among the experts that have spent as much of their budgets as the first of them."""
     most = max((curve.share for curve in curves.values()), default=0.0)
     near = {name: each.gain for name, each in curves.items() if most - each.share < SAME_SHARE}
     return advice_of({name: gain for name, gain in near.items() if gain is not None})

@@ -9,7 +9,7 @@ Rules
   1. A check is drawn when its microbatch has come to the loss, from a seed that nobody else knows:
      a relay has answered before anybody can know that the answer is checked. The copies are scores:
      they cost a forward, belong to no iteration, and no stage adds anything of them. Relays can
-     tell them from other microbatches; that helps no liar, for it has lied before.
+     tell them from other microbatches; that helps no liar, because it has lied before.
   2. The distance of two boundaries is the length of their difference in lengths of the longer, in
      each of the codec's blocks, and the mean over these: a few huge tokens do not hide the others.
   3. Far is beyond FLOOR, and beyond FACTOR times the usual distance. That is the middle over the
@@ -42,7 +42,7 @@ from msgspec.structs import replace
 from protocol.limits import MAX_LINKS, forget_oldest
 from protocol.membership.book import BackOff, Pauses
 from protocol.pipeline.problem import Draws
-from protocol.wire.stage_messages import Microbatch, Path, Relays
+from protocol.wire.stage_messages import Microbatch, Path, RelaysByStage
 
 CHECKED: Final = 40
 """A microbatch costs a forward, and a backward of two; its check two forwards. So checks cost 1.7%
@@ -102,11 +102,11 @@ class Differing:
     """The relays of a stage make different things of one microbatch.
 
     Attributes:
-        remotes: they.
+        remotes: the relays that were compared.
         odd: the one that the others say is wrong; None where that cannot be said.
-        distance: the largest.
+        distance: the largest of two of them.
         bound: what it may be.
-        left_out: whether the odd one is from now on.
+        left_out: whether the odd one is left out from now on.
     """
 
     stage: int
@@ -139,7 +139,7 @@ class Checks:
         return {relay for relay in relays if not self._pauses.is_due(relay, now_s)}
 
     def draw(
-        self, microbatch: Microbatch, path: Path, relays: Relays
+        self, microbatch: Microbatch, path: Path, relays: RelaysByStage
     ) -> tuple[Check, list[Path]] | None:
         """Whether a microbatch is checked, and over which paths its copies set out."""
         numbers = [len(relays[stage - 1]) for stage in path.stages]
@@ -196,7 +196,7 @@ class Checks:
 
 
 def _odd_one(relays: Iterable[str], far: Sequence[tuple[str, str]]) -> str | None:
-    """The one that is far from both others, which are near each other; None where there is none."""
+    """The relay that is far from both others, which are near each other; None where none is."""
     times = {relay: sum(relay in pair for pair in far) for relay in relays}
     is_clear = sorted(times.values()) == [1, 1, 2]
     return max(times, key=lambda relay: times[relay]) if is_clear else None

@@ -1,9 +1,10 @@
 """Commands and counts that the two kinds of cores have in common.
 
 Events come from trainer and streams; relay.py and data_peer.py say what they mean. Every event
-returns commands: what the streams to other peers and the trainer are to do. A message, to the
-trainer (trainer_messages.py) or to others (protocol/wire/stage_messages.py), is commanded as the
-very message that is sent. Status and metrics have the counts of microbatches by their names here.
+returns commands: what the streams to other peers and the trainer are to do. A command to the
+trainer is the message that is sent (trainer_messages.py); those to other peers hold one
+(protocol/wire/stage_messages.py). Status and metrics have the counts of microbatches by their names
+here.
 
 Slots are those of the memory that daemon and trainer share (peer/training/shared.py); a *number*
 names a microbatch between those two.
@@ -15,13 +16,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from protocol.outcomes import RefusalReason
-from protocol.wire.stage_messages import Leg, Notice, Trip
+from protocol.wire.stage_messages import Direction, Hop, Noted, Notice
 
 from .checks import Compare, Differing, Read
 from .trainer_messages import Begun, Filled, Freed, GradientAdded, StageCommand, StageEvent, Stepped
 
 
-class Counted(StrEnum):
+class MicrobatchEvent(StrEnum):
+    """What has become of a microbatch; `counts` and the metrics have these names."""
+
     BEGUN = "begun"
     """It set out (at its data peer)."""
     DONE = "done"
@@ -40,9 +43,9 @@ class Counted(StrEnum):
     LOST = "lost"
     """It set out or was held here, and its gradient will not come."""
     LATE = "late"
-    """Its gradient came when it was not held any more (at a relay)."""
+    """Its gradient came when it was no longer held (at a relay)."""
     BUSY = "busy"
-    """It was sent away, for too many wait (at a relay)."""
+    """It was sent away, because too many wait (at a relay)."""
     REFUSED = "refused"
     """What came of it here was no boundary, or of a size that cannot be right, and was refused."""
     CLIPPED = "clipped"
@@ -65,50 +68,62 @@ class AnswerOffer:
 class SendBoundary:
     """Send what lies in this outbound slot, and free it."""
 
-    trip: Trip
+    hop: Hop
     slot: int
     loss: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendNotice:
     to: tuple[str, ...]
     message: Notice
 
 
-Command = StageCommand | AnswerOffer | SendBoundary | Trip | Tell | Read | Compare | Differing
-"""A trip is to be offered ahead: its boundary will be there soon."""
+@dataclass(frozen=True, slots=True)
+class OfferAhead:
+    """Offer this hop now: its boundary will be there soon."""
+
+    hop: Hop
+
+
+Command = (
+    StageCommand | AnswerOffer | SendBoundary | OfferAhead | SendNotice | Read | Compare | Differing
+)
 
 
 class StageCore(ABC):
     """The core of a peer that holds a stage; `counts` are since the start."""
 
     def __init__(self) -> None:
-        self.counts: Counter[Counted] = Counter()
+        self.counts: Counter[MicrobatchEvent] = Counter()
 
-    def took(self, event: StageEvent, now_s: float) -> list[Command]:
+    def on_event(self, event: StageEvent, now_s: float) -> list[Command]:
         match event:
-            case Filled(leg, number, slot, loss):
-                return self.produced(leg, number, slot, loss, now_s)
+            case Filled(direction, number, slot, loss):
+                return self.produced(direction, number, slot, loss, now_s)
             case GradientAdded(number):
                 return self.returned(number, now_s)
             case Begun(microbatches):
                 return self.begun(microbatches, now_s)
             case Stepped(clipped=clipped):
-                self.counts[Counted.CLIPPED] += clipped
+                self.counts[MicrobatchEvent.CLIPPED] += clipped
                 return self.stepped(now_s)
             case Freed():
                 return [event]
 
     @abstractmethod
     def produced(
-        self, leg: Leg, number: int, slot: int, loss: float | None, now_s: float
+        self, direction: Direction, number: int, slot: int, loss: float | None, now_s: float
     ) -> list[Command]:
         """The boundary that goes on lies in this outbound slot."""
 
     @abstractmethod
     def returned(self, number: int, now_s: float) -> list[Command]:
         """The trainer has added a microbatch's gradient, if it was to."""
+
+    def noted(self, peer_id: str, message: Notice, answer: Noted) -> list[Command]:
+        """A peer has answered a notice of ours."""
+        return []
 
     def begun(self, microbatches: int, now_s: float) -> list[Command]:
         return []

@@ -2,16 +2,16 @@
 
 Rules
   1. An iteration's number is the next one, or where the middle of a stage is, by what its relays
-     have told: that of the furthest stage, for each is needed. So data peers that are behind catch
-     up, by a bounded leap (iterations.py), and one relay that lies among others moves nobody. A
-     data peer announces an iteration when nothing of the one before is under way any more
+     have told: that of the furthest stage, because each is needed. So data peers that are behind
+     catch up, by a bounded leap (iterations.py), and one relay that lies among others moves nobody.
+     A data peer announces an iteration when nothing of the one before is under way any longer
      (relay.py). A relay that misses this waits for us, and others for the relay, so it is said
      again every tick, until it is noted or a later one is announced.
   2. A router chooses paths when an iteration sets out, over the relays that are there then. All of
-     them leave out a stage that nobody holds any more, if paths may be so; where they may not, and
+     them leave out a stage that nobody holds now, if paths may be so; where they may not, and
      before anything has been trained, the iteration waits for somebody to come. What is left out
      gets no gradient (`without`).
-  3. A microbatch is lost when a trip of it fails, when a relay says so, or when a relay of its path
+  3. A microbatch is lost when a hop of it fails, when a relay says so, or when a relay of its path
      is no longer there. The relays of its path are told to forget this *attempt*, and the
      microbatch sets out again in the next one, under the same name, ATTEMPTS times at most.
      If it had not come to the loss yet, no stage has its gradient: it sets out at once, and avoids
@@ -32,7 +32,7 @@ Rules
   6. The next microbatches, as many as the trainer keeps under way, are named and offered to their
      first relays before the trainer has produced them: when an iteration sets out, and when one is
      about to come home.
-  7. Each move to us is welcome once in each attempt, again only if it breaks off.
+  7. Each hop to us is welcome once in each attempt, again only if it breaks off.
   8. A boundary that cannot be right (sizes.py), here or at a relay, makes its sender one that has
      failed. So does a relay's word against another, whose gradient it has refused; that is believed
      once for each microbatch: a relay that refuses those of two is the odd one itself.
@@ -56,18 +56,26 @@ from protocol.routing.routers import RandomRouter
 from protocol.wire.messages import Refusal
 from protocol.wire.stage_messages import (
     Announcement,
-    Leg,
+    Direction,
+    Hop,
     Lost,
     Microbatch,
     Noted,
     Notice,
     Path,
-    Relays,
-    Trip,
+    RelaysByStage,
 )
 
 from .checks import Check, Checks, Compare, Read
-from .core import AnswerOffer, Command, Counted, SendBoundary, StageCore, Tell
+from .core import (
+    AnswerOffer,
+    Command,
+    MicrobatchEvent,
+    OfferAhead,
+    SendBoundary,
+    SendNotice,
+    StageCore,
+)
 from .iterations import Announced, next_iteration
 from .trainer_messages import Drop, Filled, Freed, Resend
 
@@ -75,7 +83,7 @@ from .trainer_messages import Drop, Filled, Freed, Resend
 
 
 class RelaysThere:
-    """Those that a data peer can send microbatches to.
+    """The relays that a data peer can send microbatches to.
 
     Attributes:
         stages: the peers of each stage from the second on that train, sorted.
@@ -86,14 +94,14 @@ class RelaysThere:
     """
 
     def __init__(self) -> None:
-        self.stages: Relays = ()
+        self.stages: RelaysByStage = ()
         self.all: frozenset[str] = frozenset()
         self.failed: set[str] = set()
         self.odd: set[str] = set()
         self.trained = False
         self.unstepped: dict[str, tuple[int, int]] = {}
 
-    def update(self, stages: Relays) -> tuple[frozenset[str], int]:
+    def update(self, stages: RelaysByStage) -> tuple[frozenset[str], int]:
         """Take over who is there now. Returns who has come, and the gradients that have gone."""
         before, self.stages = self.all, stages
         self.all = frozenset(relay for stage in stages for relay in stage)
@@ -104,22 +112,22 @@ class RelaysThere:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The stages that nobody holds; counted from 1, for the data peers hold stage 0."""
+        """The stages that nobody holds; counted from 1, because the data peers hold stage 0."""
         return tuple(stage for stage, peers in enumerate(self.stages, 1) if not peers)
 
     @property
-    def sound(self) -> Relays:
-        return but(self.stages, self.odd)
+    def sound(self) -> RelaysByStage:
+        return without_failed(self.stages, self.odd)
 
     def added(self, relays: Iterable[str], iteration: int) -> None:
-        """These have added a microbatch of that iteration, and stepped with those before."""
+        """Relays have added a microbatch of that iteration, and stepped with those before."""
         for relay in relays:
             newest, gradients = self.unstepped.get(relay, (iteration, 0))
             self.unstepped[relay] = iteration, gradients + 1 if newest == iteration else 1
 
 
-def but(relays: Relays, failed: set[str]) -> Relays:
-    """All but these; a stage where all have failed is as it is."""
+def without_failed(relays: RelaysByStage, failed: set[str]) -> RelaysByStage:
+    """The relays that have not failed; a stage where all have is as it is."""
     return tuple(
         tuple(relay for relay in stage if relay not in failed) or stage for stage in relays
     )
@@ -131,7 +139,7 @@ ATTEMPTS: Final = 8
 
 
 @dataclass(slots=True)
-class Away:
+class SentMicrobatch:
     """A microbatch on its way.
 
     Attributes:
@@ -142,7 +150,7 @@ class Away:
         slot: where it lies, produced once more, while it waits for another path; None else.
         nearly_home: whether its gradient has come as far as its last hop.
         losses: the attempts of which the trainer is at the loss.
-        turned: whether it has come to the loss: stages may have added its gradient.
+        reached_loss: whether it has come to the loss: stages may have added its gradient.
         home: whether its gradient is here.
         unheard: relays that have not noted yet that it was lost.
         accused, accusers: relays whose gradient was refused, and that have refused one.
@@ -154,14 +162,14 @@ class Away:
     microbatch: Microbatch
     path: Path
     since_s: float
-    leg: Leg
+    direction: Direction
     without: bool = False
     attempt: int = 0
     waits: bool = False
     slot: int | None = None
     nearly_home: bool = False
     losses: list[int] = field(default_factory=list)
-    turned: bool = False
+    reached_loss: bool = False
     home: bool = False
     unheard: set[str] = field(default_factory=set)
     accused: set[str] = field(default_factory=set)
@@ -169,12 +177,12 @@ class Away:
     check: Check | None = None
     copies: list[Path] = field(default_factory=list)
 
-    def is_due(self, trip: Trip) -> bool:
-        is_for_this = (trip.leg is Leg.SCORE) == (self.leg is Leg.SCORE)
-        return is_for_this and trip.attempt == self.attempt and not (self.waits or self.home)
+    def is_due(self, hop: Hop) -> bool:
+        is_for_this = (hop.direction is Direction.SCORE) == (self.direction is Direction.SCORE)
+        return is_for_this and hop.attempt == self.attempt and not (self.waits or self.home)
 
-    def lost(self) -> Tell:
-        return Tell(self.path.relays, Lost(self.microbatch, self.attempt))
+    def lost(self) -> SendNotice:
+        return SendNotice(self.path.relays, Lost(self.microbatch, self.attempt))
 
 
 @dataclass(slots=True)
@@ -187,7 +195,7 @@ class OwnIteration:
         named: those that have one, and have not set out (rule 6).
         seen: numbers of those that the trainer has produced.
         ready: (number, slot) of those that could set out, and wait for a path.
-        welcomed: the moves to us that were let come: (microbatch, leg, attempt).
+        welcomed: the hops to us that were let come: (microbatch, direction, attempt).
     """
 
     left: int = 0
@@ -195,7 +203,7 @@ class OwnIteration:
     named: dict[Microbatch, Path] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     ready: list[tuple[int, int]] = field(default_factory=list)
-    welcomed: set[tuple[Microbatch, Leg, int]] = field(default_factory=set)
+    welcomed: set[tuple[Microbatch, Direction, int]] = field(default_factory=set)
 
 
 @dataclass(eq=False)
@@ -204,7 +212,7 @@ class DataPeerCore(StageCore):
 
     Args:
         patience_s: longest time from a microbatch's beginning to its end.
-        in_flight: microbatches that the trainer keeps under way, at most; rule 6 is about so many.
+        in_flight: microbatches that the trainer keeps under way, at most (rule 6).
         checks: of what relays make; none without a seed.
 
     Attributes:
@@ -221,8 +229,8 @@ class DataPeerCore(StageCore):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self._away: dict[int, Away] = {}
-        self._present = OwnIteration()
+        self._sent_out: dict[int, SentMicrobatch] = {}
+        self._current = OwnIteration()
         self._heard = Announced()
         self._next_index = 0
         self._relays = RelaysThere()
@@ -231,23 +239,23 @@ class DataPeerCore(StageCore):
         self.left_out: tuple[int, ...] = ()
 
     # --- what peers say ---------------------------------------------------------------------------
-    def present(self, relays: Relays, now_s: float, *, trained: bool) -> list[Command]:
+    def peers_changed(self, relays: RelaysByStage, now_s: float, *, trained: bool) -> list[Command]:
         """The peers of each stage from the second on, sorted; whether the run has been trained."""
         come, gone = self._relays.update(relays)
         self._relays.trained = trained
         self._relays.odd = self.checks.left_out(self._relays.all, now_s)
-        self._heard.look(self._relays.all)
-        self.counts[Counted.GONE] += gone
+        self._heard.update_present(self._relays.all)
+        self.counts[MicrobatchEvent.GONE] += gone
         commands: list[Command] = []
         if come and self.announced:
             self._deaf |= come
-            commands.append(Tell(tuple(sorted(come)), Announcement(self.announced)))
-        for away in list(self._away.values()):
-            if not self._relays.all.issuperset(away.path.relays):
-                commands += self._lose(away)
+            commands.append(SendNotice(tuple(sorted(come)), Announcement(self.announced)))
+        for sent in list(self._sent_out.values()):
+            if not self._relays.all.issuperset(sent.path.relays):
+                commands += self._lose(sent)
         return [*commands, *self._set_out(now_s)]
 
-    def told(
+    def on_message(
         self, sender: str, message: Notice, now_s: float
     ) -> tuple[Noted | Refusal, list[Command]]:
         """A relay says something. Returns the answer, too."""
@@ -265,150 +273,161 @@ class DataPeerCore(StageCore):
                 if iteration == self.announced:
                     self._deaf.discard(peer_id)
             case Lost(microbatch, attempt):
-                away = self._find(microbatch)
-                if away is not None and away.attempt == attempt + 1:
-                    away.unheard.discard(peer_id)
-                    return self._set_out_again(away) if attempt == 0 else []
+                sent = self._find(microbatch)
+                if sent is not None and sent.attempt == attempt + 1:
+                    sent.unheard.discard(peer_id)
+                    return self._set_out_again(sent) if attempt == 0 else []
         return []
 
     def lost(self, told: Lost, relay: str) -> list[Command]:
         """A relay has forgotten it, or cannot send it on; only one of its path may say so."""
-        lost, named = told.microbatch, self._present.named
+        lost, named = told.microbatch, self._current.named
         if lost in named and relay in named[lost].relays:
             other = self._name()  # which nobody has forgotten
-            self._present.named = {other if m == lost else m: path for m, path in named.items()}
-            return [Tell(named[lost].relays, Lost(lost))]
-        away = self._find(lost)
-        if away is None or relay not in away.path.relays or told.attempt > away.attempt:
+            self._current.named = {other if m == lost else m: path for m, path in named.items()}
+            return [SendNotice(named[lost].relays, Lost(lost))]
+        sent = self._find(lost)
+        if sent is None or relay not in sent.path.relays or told.attempt > sent.attempt:
             return []
-        is_present = told.attempt == away.attempt
-        if is_present or told.refused:  # the one it names may have told us first that it is lost
-            self._blamed(away, relay, told)
-        return self._lose(away) if is_present else []
+        is_current = told.attempt == sent.attempt
+        if is_current or told.refused:  # the one it names may have told us first that it is lost
+            self._blamed(sent, relay, told)
+        return self._lose(sent) if is_current else []
 
-    def _blamed(self, away: Away, by: str, told: Lost) -> None:
+    def _blamed(self, sent: SentMicrobatch, by: str, told: Lost) -> None:
         """A relay names another of the path, that has failed (rule 8); itself, if nobody."""
-        relay, path = told.failed or by, away.path.relays
+        relay, path = told.failed or by, sent.path.relays
         if relay not in path:
             return
-        if told.refused and away.turned and path.index(relay) > path.index(by):
-            if by in away.accusers:
+        if told.refused and sent.reached_loss and path.index(relay) > path.index(by):
+            if by in sent.accusers:
                 relay = by
-            away.accusers.add(by)
-            away.accused.add(relay)
+            sent.accusers.add(by)
+            sent.accused.add(relay)
         self._relays.failed.add(relay)
 
-    def offered(self, ticket: int, trip: Trip) -> list[Command]:
-        away = self._find(trip.microbatch)
-        path = self._present.named.get(trip.microbatch) if away is None else away.path
-        is_here = trip.place in (0, len(trip.path.relays) + 1)
-        if path != trip.path or not is_here or (away and not away.is_due(trip)):
+    def offered(self, ticket: int, hop: Hop) -> list[Command]:
+        sent = self._find(hop.microbatch)
+        path = self._current.named.get(hop.microbatch) if sent is None else sent.path
+        is_here = hop.place in (0, len(hop.path.relays) + 1)
+        if path != hop.path or not is_here or (sent and not sent.is_due(hop)):
             return [AnswerOffer(ticket, RefusalReason.UNAVAILABLE)]
-        move, welcomed = (trip.microbatch, trip.leg, trip.attempt), self._present.welcomed
-        if move in welcomed:
+        name, welcomed = (hop.microbatch, hop.direction, hop.attempt), self._current.welcomed
+        if name in welcomed:
             return [AnswerOffer(ticket, RefusalReason.TWICE)]
-        welcomed.add(move)
-        if away is None:
+        welcomed.add(name)
+        if sent is None:
             return [AnswerOffer(ticket)]  # offered ahead all along its path
-        away.nearly_home = trip.place == 0
+        sent.nearly_home = hop.place == 0
         return [AnswerOffer(ticket), *self._offer_ahead()]
 
     def withdrawn(self, ticket: int) -> list[Command]:
-        """Nothing waits here."""
+        """An offer was withdrawn: a data peer queues none."""
         return []
 
-    def arrived(self, trip: Trip, slot: int, loss: float | None) -> list[Command]:
-        away = self._find(trip.microbatch)
-        if away is None or not away.is_due(trip):
+    def arrived(self, hop: Hop, slot: int, loss: float | None) -> list[Command]:
+        sent = self._find(hop.microbatch)
+        if sent is None or not sent.is_due(hop):
             return [Freed(slot)]
-        away.turned = True
-        if trip.leg is Leg.SCORE:
-            del self._away[away.number]
-            if away.check is not None:
-                return [_read(away.check, away.path, slot), Freed(slot)]
-        elif trip.leg is Leg.BACKWARD:
-            away.home = True
-            self._relays.added(away.path.relays, away.microbatch.iteration)
+        sent.reached_loss = True
+        if hop.direction is Direction.SCORE:
+            del self._sent_out[sent.number]
+            if sent.check is not None:
+                return [_read(sent.check, sent.path, slot), Freed(slot)]
+        elif hop.direction is Direction.BACKWARD:
+            sent.home = True
+            self._relays.added(sent.path.relays, sent.microbatch.iteration)
         else:
-            away.losses.append(away.attempt)
-            return self._turned(away, Filled(trip.leg, away.number, slot, loss))
-        return [Filled(trip.leg, away.number, slot, loss)]
+            sent.losses.append(sent.attempt)
+            return self._reached_loss(sent, Filled(hop.direction, sent.number, slot, loss))
+        return [Filled(hop.direction, sent.number, slot, loss)]
 
-    def broke_off(self, trip: Trip, now_s: float, *, refused: bool = False) -> list[Command]:
-        self._present.welcomed.discard((trip.microbatch, trip.leg, trip.attempt))
-        away = self._find(trip.microbatch)
+    def broke_off(self, hop: Hop, now_s: float, *, refused: bool = False) -> list[Command]:
+        self._current.welcomed.discard((hop.microbatch, hop.direction, hop.attempt))
+        sent = self._find(hop.microbatch)
         if refused:
-            self.counts[Counted.REFUSED] += 1
-            self._relays.failed.add(trip.sender)
-            if away is not None:
-                away.accused.add(trip.sender)
-        return [] if away is None or not away.is_due(trip) else self._lose(away)
+            self.counts[MicrobatchEvent.REFUSED] += 1
+            self._relays.failed.add(hop.sender)
+            if sent is not None:
+                sent.accused.add(hop.sender)
+        return [] if sent is None or not sent.is_due(hop) else self._lose(sent)
 
-    def sent(self, trip: Trip, now_s: float, *, taken: bool) -> list[Command]:
-        away = self._find(trip.microbatch)
-        return [] if taken else self._failed(away, trip.attempt, trip.receiver)
+    def sent(self, hop: Hop, now_s: float, *, taken: bool) -> list[Command]:
+        sent = self._find(hop.microbatch)
+        return [] if taken else self._failed(sent, hop.attempt, hop.receiver)
 
     # --- what the trainer says --------------------------------------------------------------------
     def begun(self, microbatches: int, now_s: float) -> list[Command]:
-        self._present = OwnIteration(microbatches)
+        self._current = OwnIteration(microbatches)
         self._relays.failed.clear()
         unstepped, ended = self._relays.unstepped.items(), self.iteration
         self._relays.unstepped = {relay: each for relay, each in unstepped if each[0] >= ended}
         return self._set_out(now_s)
 
     def produced(
-        self, leg: Leg, number: int, slot: int, loss: float | None, now_s: float
+        self, direction: Direction, number: int, slot: int, loss: float | None, now_s: float
     ) -> list[Command]:
-        present, away = self._present, self._away.get(number)
-        if leg is Leg.SCORE:
+        current, sent = self._current, self._sent_out.get(number)
+        if direction is Direction.SCORE:
             return self._score(number, slot, now_s)
-        if leg is Leg.FORWARD and away is None and number not in present.seen:
-            present.seen.add(number)
-            present.ready.append((number, slot))
+        if direction is Direction.FORWARD and sent is None and number not in current.seen:
+            current.seen.add(number)
+            current.ready.append((number, slot))
             return self._leave(now_s)
-        if leg is Leg.FORWARD and away is not None and away.waits:
-            away.slot = slot
-            return self._set_out_again(away) if away.attempt == 1 else []
-        if leg is Leg.FORWARD and away is not None and away.copies:
-            copy, path = self._name(), away.copies.pop()
-            score = Away(-copy.index, copy, path, now_s, Leg.SCORE, check=away.check)
+        if direction is Direction.FORWARD and sent is not None and sent.waits:
+            sent.slot = slot
+            return self._set_out_again(sent) if sent.attempt == 1 else []
+        if direction is Direction.FORWARD and sent is not None and sent.copies:
+            copy, path = self._name(), sent.copies.pop()
+            score = SentMicrobatch(
+                -copy.index, copy, path, now_s, Direction.SCORE, check=sent.check
+            )
             return [self._send(score, slot)]
-        if away is None or leg is Leg.FORWARD or away.losses.pop(0) < away.attempt or away.waits:
+        if (
+            sent is None
+            or direction is Direction.FORWARD
+            or sent.losses.pop(0) < sent.attempt
+            or sent.waits
+        ):
             return [Freed(slot)]
-        place = len(away.path.relays)
-        trip = Trip(away.microbatch, Leg.BACKWARD, away.path, place, away.attempt)
-        return [SendBoundary(trip, slot, loss)]
+        place = len(sent.path.relays)
+        hop = Hop(sent.microbatch, Direction.BACKWARD, sent.path, place, sent.attempt)
+        return [SendBoundary(hop, slot, loss)]
 
     def returned(self, number: int, now_s: float) -> list[Command]:
-        away = self._away.pop(number, None)
-        if away is None:
+        sent = self._sent_out.pop(number, None)
+        if sent is None:
             return []
-        self.counts[Counted.DONE] += 1
-        self.counts[Counted.WITHOUT] += away.without
+        self.counts[MicrobatchEvent.DONE] += 1
+        self.counts[MicrobatchEvent.WITHOUT] += sent.without
         return self._end_one()
 
     def restarted(self, slots: int) -> list[Command]:
-        lost = list(self._away.values())
-        self.counts[Counted.LOST] += sum(away.leg is not Leg.SCORE for away in lost)
-        self._away.clear()
+        lost = list(self._sent_out.values())
+        self.counts[MicrobatchEvent.LOST] += sum(
+            sent.direction is not Direction.SCORE for sent in lost
+        )
+        self._sent_out.clear()
         self.in_flight = slots if self.in_flight else 0
-        offered = [Tell(path.relays, Lost(name)) for name, path in self._present.named.items()]
-        self._present = OwnIteration()
-        told: list[Command] = [away.lost() for away in lost]
+        offered = [
+            SendNotice(path.relays, Lost(name)) for name, path in self._current.named.items()
+        ]
+        self._current = OwnIteration()
+        told: list[Command] = [sent.lost() for sent in lost]
         return [*told, *offered, *self._announce(self.iteration + 1)] if self.iteration else told
 
     def ticked(self, now_s: float) -> list[Command]:
         commands: list[Command] = []
         if self._deaf:
-            commands.append(Tell(tuple(sorted(self._deaf)), Announcement(self.announced)))
-        for away in list(self._away.values()):
-            if now_s - away.since_s >= self._patience_s and not away.home:
-                commands += self._give_up(away)
+            commands.append(SendNotice(tuple(sorted(self._deaf)), Announcement(self.announced)))
+        for sent in list(self._sent_out.values()):
+            if now_s - sent.since_s >= self._patience_s and not sent.home:
+                commands += self._give_up(sent)
                 continue
-            if again := tuple(sorted(away.unheard & self._relays.all)):
-                commands.append(Tell(again, Lost(away.microbatch, away.attempt - 1)))
-            if away.waits:
-                commands += self._set_out_again(away)
+            if again := tuple(sorted(sent.unheard & self._relays.all)):
+                commands.append(SendNotice(again, Lost(sent.microbatch, sent.attempt - 1)))
+            if sent.waits:
+                commands += self._set_out_again(sent)
         return commands
 
     # --- setting out ------------------------------------------------------------------------------
@@ -418,32 +437,34 @@ class DataPeerCore(StageCore):
 
     def _set_out(self, now_s: float) -> list[Command]:
         """Choose paths for the iteration that has begun, if there are relays (rule 2)."""
-        present, relays = self._present, self._relays
-        if present.paths is not None or not present.left or not relays.stages:
+        current, relays = self._current, self._relays
+        if current.paths is not None or not current.left or not relays.stages:
             return []
         iteration = next_iteration(self.iteration, max(map(self._heard.middle_of, relays.stages)))
         self._router.draws_all = self.checks.is_suspecting
-        paths = self._router.paths(iteration, present.left, relays.sound)
+        paths = self._router.paths(iteration, current.left, relays.sound)
         if not paths or (relays.missing and not relays.trained):
             return []
-        self.iteration, self.left_out, present.paths = iteration, relays.missing, deque(paths)
+        self.iteration, self.left_out, current.paths = iteration, relays.missing, deque(paths)
         return [*self._announce(self.iteration), *self._leave(now_s), *self._offer_ahead()]
 
     def _announce(self, iteration: int) -> list[Command]:
         if iteration <= self.announced:
             return []
         self.announced, self._deaf = iteration, set(self._relays.all)
-        return [Tell(tuple(sorted(self._deaf)), Announcement(iteration))]
+        return [SendNotice(tuple(sorted(self._deaf)), Announcement(iteration))]
 
     def _offer_ahead(self) -> list[Command]:
         """Name and offer what the trainer will produce next (rule 6)."""
-        present, commands = self._present, list[Command]()
-        away = self._away.values()
-        under_way = sum(not each.nearly_home and each.leg is not Leg.SCORE for each in away)
-        while present.paths and under_way + len(present.named) < self.in_flight:
-            microbatch, path = self._name(), present.paths.popleft()
-            present.named[microbatch] = path
-            commands.append(Trip(microbatch, Leg.FORWARD, path, 1))
+        current, commands = self._current, list[Command]()
+        sent = self._sent_out.values()
+        under_way = sum(
+            not each.nearly_home and each.direction is not Direction.SCORE for each in sent
+        )
+        while current.paths and under_way + len(current.named) < self.in_flight:
+            microbatch, path = self._name(), current.paths.popleft()
+            current.named[microbatch] = path
+            commands.append(OfferAhead(Hop(microbatch, Direction.FORWARD, path, 1)))
         return commands
 
     def _name(self) -> Microbatch:
@@ -451,107 +472,115 @@ class DataPeerCore(StageCore):
         return Microbatch(self._peer_id, self.iteration, self._next_index)
 
     def _leave(self, now_s: float) -> list[Command]:
-        present, commands = self._present, list[Command]()
-        while present.ready and (present.named or present.paths):
-            number, slot = present.ready.pop(0)
-            self.counts[Counted.BEGUN] += 1
-            if not present.named:
-                assert present.paths, "the loop goes on while there are some"
-                present.named[self._name()] = present.paths.popleft()
-            microbatch = next(iter(present.named))
-            away = Away(number, microbatch, present.named.pop(microbatch), now_s, Leg.FORWARD)
-            commands.append(self._send(away, slot))
+        current, commands = self._current, list[Command]()
+        while current.ready and (current.named or current.paths):
+            number, slot = current.ready.pop(0)
+            self.counts[MicrobatchEvent.BEGUN] += 1
+            if not current.named:
+                assert current.paths, "the loop goes on while there are some"
+                current.named[self._name()] = current.paths.popleft()
+            microbatch = next(iter(current.named))
+            sent = SentMicrobatch(
+                number, microbatch, current.named.pop(microbatch), now_s, Direction.FORWARD
+            )
+            commands.append(self._send(sent, slot))
         return commands
 
-    def _set_out_again(self, away: Away) -> list[Command]:
+    def _set_out_again(self, sent: SentMicrobatch) -> list[Command]:
         """Set out once more, if there is a way, and the trainer has produced it."""
-        relays, slot, turn = self._relays, away.slot, away.microbatch.index + away.attempt
-        is_awaited = away.turned and not away.unheard.isdisjoint(relays.all)
-        if not away.waits or slot is None or is_awaited:
+        relays, slot, turn = self._relays, sent.slot, sent.microbatch.index + sent.attempt
+        is_awaited = sent.reached_loss and not sent.unheard.isdisjoint(relays.all)
+        if not sent.waits or slot is None or is_awaited:
             return []
         # One that may have added its gradient is kept, odd or not.
         sound = (
-            but(relays.stages, away.accused) if away.turned else but(relays.sound, relays.failed)
+            without_failed(relays.stages, sent.accused)
+            if sent.reached_loss
+            else without_failed(relays.sound, relays.failed)
         )
-        path = self._router.another(away.path, turn, sound, turned=away.turned)
+        path = self._router.another(sent.path, turn, sound, reached_loss=sent.reached_loss)
         if path is None:
             return []
-        away.path, away.waits, away.slot = path, False, None
-        return [self._send(away, slot)]
+        sent.path, sent.waits, sent.slot = path, False, None
+        return [self._send(sent, slot)]
 
     def _score(self, number: int, slot: int, now_s: float) -> list[Command]:
         stages = () if self._relays.missing else self._relays.sound
         path = self._router.whole(self._next_index, stages) if stages else None
         if path is None:
             return [Freed(slot), Drop(number)]
-        return [self._send(Away(number, self._name(), path, now_s, Leg.SCORE), slot)]
+        return [
+            self._send(SentMicrobatch(number, self._name(), path, now_s, Direction.SCORE), slot)
+        ]
 
-    def _send(self, away: Away, slot: int) -> Command:
-        self._away[away.number], away.without = away, bool(self._relays.missing)
-        return SendBoundary(Trip(away.microbatch, away.leg, away.path, 1, away.attempt), slot, None)
+    def _send(self, sent: SentMicrobatch, slot: int) -> Command:
+        self._sent_out[sent.number], sent.without = sent, bool(self._relays.missing)
+        return SendBoundary(
+            Hop(sent.microbatch, sent.direction, sent.path, 1, sent.attempt), slot, None
+        )
 
     # --- checks -----------------------------------------------------------------------------------
-    def _turned(self, away: Away, filled: Filled) -> list[Command]:
-        """It has come to the loss; if it is checked, its copies are to be produced (rule 9)."""
-        drawn = self.checks.draw(away.microbatch, away.path, self._relays.sound)
+    def _reached_loss(self, sent: SentMicrobatch, filled: Filled) -> list[Command]:
+        """A microbatch has come to the loss; have copies produced if it is checked (rule 9)."""
+        drawn = self.checks.draw(sent.microbatch, sent.path, self._relays.sound)
         if drawn is None:
             return [filled]
-        away.check, away.copies = drawn
-        produced = [Resend(away.number) for _ in away.copies]
-        return [_read(away.check, away.path, filled.slot), filled, *produced]
+        sent.check, sent.copies = drawn
+        produced = [Resend(sent.number) for _ in sent.copies]
+        return [_read(sent.check, sent.path, filled.slot), filled, *produced]
 
     def read(self, check: Check, relay: str, codes: bytes) -> list[Command]:
-        """These codes lay in the slot of a `Read`."""
+        """Take the output of one relay for a check."""
         check.outputs[relay] = codes
         return _compare(check)
 
     def compared(self, check: Check, distances: Sequence[float], now_s: float) -> list[Command]:
-        self.counts[Counted.CHECKED] += 1
+        self.counts[MicrobatchEvent.CHECKED] += 1
         differing = self.checks.judge(check, distances, now_s)
         self._relays.odd = self.checks.left_out(self._relays.all, now_s)
         return [] if differing is None else [differing]
 
     # --- losing -----------------------------------------------------------------------------------
-    def _find(self, microbatch: Microbatch) -> Away | None:
-        for away in self._away.values():
-            if away.microbatch == microbatch:
-                return away
+    def _find(self, microbatch: Microbatch) -> SentMicrobatch | None:
+        for sent in self._sent_out.values():
+            if sent.microbatch == microbatch:
+                return sent
         return None
 
-    def _failed(self, away: Away | None, attempt: int, relay: str) -> list[Command]:
-        if away is None or attempt != away.attempt or relay not in away.path.relays:
+    def _failed(self, sent: SentMicrobatch | None, attempt: int, relay: str) -> list[Command]:
+        if sent is None or attempt != sent.attempt or relay not in sent.path.relays:
             return []
         self._relays.failed.add(relay)
-        return self._lose(away)
+        return self._lose(sent)
 
-    def _lose(self, away: Away) -> list[Command]:
-        """It will not come back as it is (rule 3)."""
-        if away.home or away.waits:
+    def _lose(self, sent: SentMicrobatch) -> list[Command]:
+        """Begin the next attempt of a lost microbatch, or give it up (rule 3)."""
+        if sent.home or sent.waits:
             return []
-        if away.leg is Leg.SCORE or away.attempt + 1 >= ATTEMPTS:
-            return self._give_up(away)
-        told, away.unheard = away.lost(), set(away.path.relays)
-        away.attempt, away.waits, away.nearly_home = away.attempt + 1, True, False
-        self.counts[Counted.MENDED if away.turned else Counted.AGAIN] += 1
-        return [told, Resend(away.number)]
+        if sent.direction is Direction.SCORE or sent.attempt + 1 >= ATTEMPTS:
+            return self._give_up(sent)
+        told, sent.unheard = sent.lost(), set(sent.path.relays)
+        sent.attempt, sent.waits, sent.nearly_home = sent.attempt + 1, True, False
+        self.counts[MicrobatchEvent.MENDED if sent.reached_loss else MicrobatchEvent.AGAIN] += 1
+        return [told, Resend(sent.number)]
 
-    def _give_up(self, away: Away) -> list[Command]:
-        del self._away[away.number]
-        if away.check is not None and away.leg is Leg.SCORE:
-            away.check.awaited -= 1
-            return [away.lost(), *_compare(away.check)]
-        gone: list[Command] = [Drop(away.number), away.lost()]
-        if away.slot is not None:
-            gone.append(Freed(away.slot))
-        if away.leg is Leg.SCORE:
+    def _give_up(self, sent: SentMicrobatch) -> list[Command]:
+        del self._sent_out[sent.number]
+        if sent.check is not None and sent.direction is Direction.SCORE:
+            sent.check.awaited -= 1
+            return [sent.lost(), *_compare(sent.check)]
+        gone: list[Command] = [Drop(sent.number), sent.lost()]
+        if sent.slot is not None:
+            gone.append(Freed(sent.slot))
+        if sent.direction is Direction.SCORE:
             return gone
-        self.counts[Counted.LOST] += 1
+        self.counts[MicrobatchEvent.LOST] += 1
         return [*gone, *self._end_one()]
 
     def _end_one(self) -> list[Command]:
-        """One more microbatch has come to its end; after the last, relays may step (rule 1)."""
-        self._present.left -= 1
-        return self._announce(self.iteration + 1) if not self._present.left else []
+        """Count a microbatch that has come to its end; after the last, relays may step (rule 1)."""
+        self._current.left -= 1
+        return self._announce(self.iteration + 1) if not self._current.left else []
 
 
 def _read(check: Check, path: Path, slot: int) -> Command:

@@ -9,7 +9,7 @@ once. That may be before the relay hears that it trains, by a beat a second late
 link between them breaks and comes again. So what was announced stands, whoever trains: forgotten,
 each would wait for the other. A peer that does not train is not waited for, and moves nobody.
 
-Numbers of iterations are words. So the middle of what several say counts, and nobody goes further
+Numbers of iterations are claims. So the middle of what several say counts, and nobody goes further
 in one step than MAX_LEAP: a lie costs the others one leap to follow, and the numbers, at whose end
 nobody could go on (MAX_ITERATION), last for 2^33 of them. Of two the lower counts, so the word of
 one that is behind must not count for itself: it would be told to stay there.
@@ -19,7 +19,7 @@ trains and announces nothing would hold up all others. They show how long iterat
 come through, and that this one is over for them. So a silent one is left out soon, and for longer
 each time.
 
-  1. An iteration that half of the data peers are through with, at least, is waited for SEVERAL
+  1. An iteration that half of the data peers have finished, at least, is waited for SEVERAL
      times as long as is usual, within FLOOR_S and the relay's patience. Any other, and the first
      few, are waited for as long as the patience lasts.
   2. A data peer that was waited for in vain is left out of 1 iteration to come, then of 2, 4, up to
@@ -35,15 +35,15 @@ from typing import Final
 
 from protocol.limits import MAX_REMEMBERED
 from protocol.schedule.deadline import ObservedDeadline
-from protocol.wire.stage_messages import Leg, Trip
+from protocol.wire.stage_messages import Direction, Hop
 
 MAX_LEAP: Final = 1 << 20
 """Iterations: more than a run has in years, so a newcomer is there after one or two."""
 
 
-def next_iteration(present: int, others: int) -> int:
-    """The iteration after the present one, where others are said to be in that one."""
-    return max(present + 1, min(others, present + MAX_LEAP))
+def next_iteration(current: int, others: int) -> int:
+    """The iteration after the current one, where others are said to be in `others`."""
+    return max(current + 1, min(others, current + MAX_LEAP))
 
 
 class Announced:
@@ -61,7 +61,7 @@ class Announced:
     def add(self, teller: str, iteration: int) -> None:
         self.newest_of[teller] = max(iteration, self.newest_of.get(teller, 0))
 
-    def look(self, present: Iterable[str]) -> None:
+    def update_present(self, present: Iterable[str]) -> None:
         self.present = tuple(present)
         absent = [teller for teller in self.newest_of if teller not in self.present]
         for teller in absent[:-MAX_REMEMBERED]:
@@ -99,7 +99,7 @@ class Awaited:
     def is_over(
         self, iteration: int, announced: Mapping[str, int], present: Sequence[str], lasted_s: float
     ) -> bool:
-        """Whether nobody is waited for any more; to be asked until it is so, and then no more.
+        """Whether nobody is waited for any longer; to be asked until it is so, and not after.
 
         Args:
             announced: the newest iteration of each data peer that has announced any.
@@ -126,7 +126,7 @@ class Awaited:
         return True
 
 
-class PresentIteration(Announced):
+class CurrentIteration(Announced):
     """The iteration that a relay is in, and whether all of it has come.
 
     Attributes:
@@ -148,9 +148,9 @@ class PresentIteration(Announced):
             self.number, self._began_s = next_iteration(0, iteration), now_s
         self._go_back()
 
-    def look_at(self, origins: Iterable[str], *, ended: bool) -> None:
-        """These data peers train; `ended`: all there are have come to the end of the run."""
-        self.look(origins)
+    def peers_changed(self, origins: Iterable[str], *, ended: bool) -> None:
+        """Take over which data peers train; `ended`: all data peers are at the end of the run."""
+        self.update_present(origins)
         self._ended = ended
         self._go_back()
 
@@ -180,11 +180,11 @@ class PresentIteration(Announced):
         self.number = next_iteration(self.number, self.least)
         self._began_s, self.is_finishing, self._has_stepped = now_s, False, True
 
-    def is_of(self, trip: Trip) -> bool:
+    def is_of(self, hop: Hop) -> bool:
         """Whether a forward is of this iteration, and it is not over. A score is of any."""
-        is_due = trip.microbatch.iteration == self.number and not self.is_finishing
-        return is_due or trip.leg is Leg.SCORE
+        is_due = hop.microbatch.iteration == self.number and not self.is_finishing
+        return is_due or hop.direction is Direction.SCORE
 
-    def is_after(self, trip: Trip) -> bool:
-        is_past = self.number is not None and trip.microbatch.iteration < self.number
-        return is_past and trip.leg is not Leg.SCORE
+    def is_after(self, hop: Hop) -> bool:
+        is_past = self.number is not None and hop.microbatch.iteration < self.number
+        return is_past and hop.direction is not Direction.SCORE

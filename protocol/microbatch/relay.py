@@ -20,7 +20,7 @@ peers number and the relays keep apart:
   4. A microbatch that is lost anywhere sets out once more in another *attempt* (data_peer.py). Its
      data peer has us forget the one before; until we have, the new one waits. A relay that has
      added its gradient computes it without adding then.
-  5. After `patience_s`, or sooner where the other data peers are through (iterations.py), a relay
+  5. After `patience_s`, or sooner where the other data peers have finished (iterations.py), a relay
      steps with the gradients that it has, forgets the microbatches that it still holds, and tells
      their data peers. A gradient that arrives later is refused and counted as late.
      A data peer that has been away for GONE_S is gone (a link that breaks may be back in a moment).
@@ -36,7 +36,7 @@ peers number and the relays keep apart:
 
 Invariants: a microbatch's gradient counts once at most (it is held once, its name is refused after
 it is done, and in a later attempt it is computed without being added); at most `slots` are held; an
-iteration that all data peers announced ends, for its forwards need only the same iteration
+iteration that all data peers announced ends, because its forwards need only the same iteration
 elsewhere, no later one takes their slots, and slots are not waited for in a circle. The last
 follows from rule 6: let (-c, stage) be the rank of a slot that a microbatch takes with c descents
 ahead. Along a path ranks rise. If one with c ahead waits for a slot, then for some d up to c just
@@ -56,10 +56,18 @@ from msgspec.structs import replace
 
 from protocol.limits import MAX_REMEMBERED
 from protocol.outcomes import RefusalReason
-from protocol.wire.stage_messages import Announcement, Leg, Lost, Microbatch, Noted, Notice, Trip
+from protocol.wire.stage_messages import (
+    Announcement,
+    Direction,
+    Hop,
+    Lost,
+    Microbatch,
+    Noted,
+    Notice,
+)
 
-from .core import AnswerOffer, Command, Counted, SendBoundary, StageCore, Tell
-from .iterations import PresentIteration
+from .core import AnswerOffer, Command, MicrobatchEvent, SendBoundary, SendNotice, StageCore
+from .iterations import CurrentIteration
 from .trainer_messages import Drop, Filled, Finish, Freed
 
 GONE_S: Final = 10.0
@@ -73,25 +81,25 @@ class HeldMicrobatch:
     """A microbatch with a slot.
 
     Attributes:
-        trip: the forward that brought it.
+        hop: the forward that brought it.
         adds: whether its gradient is to be added; not where it has been, nor that of a score.
         is_here: whether its activations are.
         is_welcome: whether its gradient is, and has not come.
-        has_turned: whether its gradient is here.
+        gradient_here: whether its gradient has come.
         seen_s: when it was seen to be held first.
     """
 
     number: int
-    trip: Trip
+    hop: Hop
     adds: bool
     is_here: bool = False
     is_welcome: bool = False
-    has_turned: bool = False
+    gradient_here: bool = False
     seen_s: float | None = None
 
-    def awaits(self, trip: Trip) -> bool:
-        waits = self.is_here and not self.has_turned and self.trip.leg is Leg.FORWARD
-        return waits and replace(trip, leg=Leg.FORWARD) == self.trip
+    def awaits(self, hop: Hop) -> bool:
+        waits = self.is_here and not self.gradient_here and self.hop.direction is Direction.FORWARD
+        return waits and replace(hop, direction=Direction.FORWARD) == self.hop
 
 
 class RelayCore(StageCore):
@@ -105,18 +113,18 @@ class RelayCore(StageCore):
     def __init__(self, slots: int, patience_s: float) -> None:
         super().__init__()
         self._slots, self._patience_s = slots, patience_s
-        self._present = PresentIteration(patience_s)
-        self._waiting: dict[int, Trip] = {}
+        self._current = CurrentIteration(patience_s)
+        self._waiting: dict[int, Hop] = {}
         self._held: dict[Microbatch, HeldMicrobatch] = {}
         self._added: set[Microbatch] = set()  # in this iteration
         self._ended: set[tuple[Microbatch, int]] = set()  # these attempts do not come again
         self._newest: dict[Microbatch, int] = {}  # attempt of each that was lost
-        self._away_s: dict[str, float] = {}  # since when data peers are
+        self._absent_since_s: dict[str, float] = {}  # by data peer
         self._next_number = 0
-        self._could_end_s = math.inf  # since when the run could have ended here
+        self._run_end_seen_s = math.inf
 
     # --- what peers say ---------------------------------------------------------------------------
-    def told(self, sender: str, message: Notice, now_s: float) -> tuple[Noted, list[Command]]:
+    def on_message(self, sender: str, message: Notice, now_s: float) -> tuple[Noted, list[Command]]:
         """A data peer says something. Returns the answer, too."""
         match message:
             case Announcement(iteration):
@@ -126,32 +134,32 @@ class RelayCore(StageCore):
         return Noted(self.newest_for(sender)), commands
 
     def announced(self, origin: str, iteration: int, now_s: float) -> list[Command]:
-        self._present.announced(origin, iteration, now_s)
+        self._current.announced(origin, iteration, now_s)
         return self._advance(now_s)
 
     @property
     def iteration(self) -> int | None:
-        return self._present.number
+        return self._current.number
 
     def newest_for(self, origin: str) -> int:
-        return self._present.newest_for(origin)
+        return self._current.newest_for(origin)
 
-    def present(
+    def peers_changed(
         self, origins: Iterable[str], now_s: float, *, ended: bool, alive: Iterable[str] = ()
     ) -> list[Command]:
-        """The data peers that train; nothing is held for those that are gone (rule 5).
+        """Take over which data peers train; forget what is held for absent ones (rule 5).
 
         Args:
             ended: whether there are data peers, and all have come to the end of the run.
             alive: those that are there and do not train.
         """
-        self._present.look_at(origins, ended=ended)
-        known = [*self._held, *(trip.microbatch for trip in self._waiting.values())]
-        away, since_s = {each.origin for each in known}, self._away_s
-        away.difference_update(alive, self._present.present)
-        self._away_s = {origin: since_s.get(origin, now_s) for origin in away}
-        gone = {origin for origin in away if now_s - self._away_s[origin] >= GONE_S}
-        commands = self._refuse(lambda trip: trip.microbatch.origin in gone)
+        self._current.peers_changed(origins, ended=ended)
+        known = [*self._held, *(hop.microbatch for hop in self._waiting.values())]
+        absent, since_s = {each.origin for each in known}, self._absent_since_s
+        absent.difference_update(alive, self._current.present)
+        self._absent_since_s = {origin: since_s.get(origin, now_s) for origin in absent}
+        gone = {origin for origin in absent if now_s - self._absent_since_s[origin] >= GONE_S}
+        commands = self._refuse(lambda hop: hop.microbatch.origin in gone)
         for microbatch in [each for each in self._held if each.origin in gone]:
             commands += self._forget(microbatch)
         return [*commands, *self._advance(now_s)]
@@ -159,18 +167,18 @@ class RelayCore(StageCore):
     def may_end(self, now_s: float, *, ended: bool, needed: bool) -> bool:
         """Whether a relay may go past the run's last step.
 
-        Data peers do not end in one iteration, and a relay that has ended steps no more: the others
-        would wait for it. One that never ends is waited for as long as an iteration is.
+        Data peers do not end in one iteration, and a relay that has ended no longer steps: the
+        others would wait for it. One that never ends is waited for as long as an iteration is.
 
         Args:
             ended: whether the relay comes to the run's last step.
             needed: whether a data peer still trains.
         """
         if not (ended and needed):
-            self._could_end_s = math.inf  # an amended run ends a second time
+            self._run_end_seen_s = math.inf  # an amended run ends a second time
             return True
-        self._could_end_s = min(self._could_end_s, now_s)
-        return now_s - self._could_end_s > self._patience_s
+        self._run_end_seen_s = min(self._run_end_seen_s, now_s)
+        return now_s - self._run_end_seen_s > self._patience_s
 
     def lost(self, microbatch: Microbatch, sender: str, attempt: int = 0) -> list[Command]:
         """A data peer has given up an attempt of a microbatch of its own (rule 4)."""
@@ -179,79 +187,79 @@ class RelayCore(StageCore):
             return []
         if microbatch in newest or len(newest) < MAX_REMEMBERED:
             newest[microbatch] = attempt + 1
-        is_old = held is not None and held.trip.attempt <= attempt
+        is_old = held is not None and held.hop.attempt <= attempt
         refused = self._refuse(lambda t: t.microbatch == microbatch and t.attempt <= attempt)
-        # What has turned is being added, and settles then.
-        lets_go = held is not None and is_old and not held.has_turned
+        # A gradient that is here is being added; its microbatch settles then.
+        lets_go = held is not None and is_old and not held.gradient_here
         return [*refused, *(self._let_go(microbatch) if lets_go else [])]
 
     # --- boundaries -------------------------------------------------------------------------------
-    def offered(self, ticket: int, trip: Trip) -> list[Command]:
-        held, refusal = self._held.get(trip.microbatch), self._refusal(trip)
-        if trip.leg is Leg.BACKWARD:
-            self.counts[Counted.LATE] += refusal is RefusalReason.UNAVAILABLE
+    def offered(self, ticket: int, hop: Hop) -> list[Command]:
+        held, refusal = self._held.get(hop.microbatch), self._refusal(hop)
+        if hop.direction is Direction.BACKWARD:
+            self.counts[MicrobatchEvent.LATE] += refusal is RefusalReason.UNAVAILABLE
             if held is not None and refusal is None:
                 held.is_welcome = True
             return [AnswerOffer(ticket, refusal)]
-        if trip.descents_ahead >= self._slots:
+        if hop.descents_ahead >= self._slots:
             refusal = RefusalReason.UNAVAILABLE
         if refusal is None and len(self._waiting) >= MAX_WAITING:
-            self.counts[Counted.BUSY] += 1
+            self.counts[MicrobatchEvent.BUSY] += 1
             refusal = RefusalReason.BUSY
         if refusal is not None:
             return [AnswerOffer(ticket, refusal)]
-        self._waiting[ticket] = trip
+        self._waiting[ticket] = hop
         return self._grant()
 
     def withdrawn(self, ticket: int) -> list[Command]:
         self._waiting.pop(ticket, None)
         return []
 
-    def arrived(self, trip: Trip, slot: int, loss: float | None) -> list[Command]:
-        held = self._held.get(trip.microbatch)
-        if held is not None and held.trip == trip and not held.is_here:
+    def arrived(self, hop: Hop, slot: int, loss: float | None) -> list[Command]:
+        held = self._held.get(hop.microbatch)
+        if held is not None and held.hop == hop and not held.is_here:
             held.is_here = True
-        elif held is not None and trip.leg is Leg.BACKWARD and held.awaits(trip):
-            held.has_turned = True
+        elif held is not None and hop.direction is Direction.BACKWARD and held.awaits(hop):
+            held.gradient_here = True
         else:
             return [Freed(slot)]
-        return [Filled(trip.leg, held.number, slot, loss, adds=held.adds)]
+        return [Filled(hop.direction, held.number, slot, loss, adds=held.adds)]
 
-    def broke_off(self, trip: Trip, now_s: float, *, refused: bool = False) -> list[Command]:
-        self.counts[Counted.REFUSED] += refused
-        told = _lost(trip.microbatch, trip.attempt, trip.sender, refused=True)
+    def broke_off(self, hop: Hop, now_s: float, *, refused: bool = False) -> list[Command]:
+        self.counts[MicrobatchEvent.REFUSED] += refused
+        told = _lost(hop.microbatch, hop.attempt, hop.sender, refused=True)
         commands: list[Command] = [told] if refused else []
-        held = self._held.get(trip.microbatch)
-        if held is not None and trip.leg is Leg.BACKWARD and held.awaits(trip):
+        held = self._held.get(hop.microbatch)
+        if held is not None and hop.direction is Direction.BACKWARD and held.awaits(hop):
             held.is_welcome = False
-        if held is not None and held.trip == trip and not held.is_here:
-            commands += self._settle(trip.microbatch)
+        if held is not None and held.hop == hop and not held.is_here:
+            commands += self._settle(hop.microbatch)
         return commands
 
-    def sent(self, trip: Trip, now_s: float, *, taken: bool) -> list[Command]:
-        microbatch, attempt = trip.microbatch, trip.attempt
-        held, is_stale = self._held.get(microbatch), self._is_stale(trip)
-        told = _lost(microbatch, attempt, trip.receiver)
-        if trip.leg is Leg.SCORE and held is not None:
-            self.counts[Counted.SCORED] += taken
+    def sent(self, hop: Hop, now_s: float, *, taken: bool) -> list[Command]:
+        microbatch, attempt = hop.microbatch, hop.attempt
+        held, is_stale = self._held.get(microbatch), self._is_stale(hop)
+        told = _lost(microbatch, attempt, hop.receiver)
+        if hop.direction is Direction.SCORE and held is not None:
+            self.counts[MicrobatchEvent.SCORED] += taken
             return [*([] if taken else [told]), *self._settle(microbatch)]
         if taken or is_stale:
             return []
-        if trip.leg is Leg.BACKWARD:
+        if hop.direction is Direction.BACKWARD:
             return [told]
         # With its gradient here a forward was taken, whatever became of the receipt.
-        if held is None or held.has_turned or held.trip.attempt != attempt:
+        if held is None or held.gradient_here or held.hop.attempt != attempt:
             return []
         return [told, *self._let_go(microbatch)]
 
     # --- what the trainer says --------------------------------------------------------------------
     def produced(
-        self, leg: Leg, number: int, slot: int, loss: float | None, now_s: float
+        self, direction: Direction, number: int, slot: int, loss: float | None, now_s: float
     ) -> list[Command]:
         held = self.numbered(number)
-        if held is None or self._is_stale(held.trip):
+        if held is None or self._is_stale(held.hop):
             return [Freed(slot)]
-        onward = held.trip.back() if leg is Leg.BACKWARD else held.trip.onward()
+        onward = held.hop.back() if direction is Direction.BACKWARD else held.hop.onward()
         return [SendBoundary(onward, slot, loss)]
 
     def returned(self, number: int, now_s: float) -> list[Command]:
@@ -259,10 +267,10 @@ class RelayCore(StageCore):
         if held is None:
             return []
         if held.adds:
-            self._added.add(held.trip.microbatch)
-            self.counts[Counted.DONE] += 1
-            self.counts[Counted.REPLAYED] += held.trip.attempt > 0
-        return self._settle(held.trip.microbatch)
+            self._added.add(held.hop.microbatch)
+            self.counts[MicrobatchEvent.DONE] += 1
+            self.counts[MicrobatchEvent.REPLAYED] += held.hop.attempt > 0
+        return self._settle(held.hop.microbatch)
 
     def numbered(self, number: int) -> HeldMicrobatch | None:
         for held in self._held.values():
@@ -271,104 +279,105 @@ class RelayCore(StageCore):
         return None
 
     def stepped(self, now_s: float) -> list[Command]:
-        self._present.stepped(now_s)
+        self._current.stepped(now_s)
         for each in (self._added, self._ended, self._newest):
             each.clear()
-        return [*self._refuse(self._present.is_after), *self._advance(now_s)]
+        return [*self._refuse(self._current.is_after), *self._advance(now_s)]
 
     def restarted(self, slots: int) -> list[Command]:
         self._slots = slots
-        lost = [_lost(each.trip.microbatch, each.trip.attempt) for each in self._held.values()]
-        self.counts[Counted.LOST] += sum(held.adds for held in self._held.values())
-        self.counts[Counted.GONE] += len(self._added)
+        lost = [_lost(each.hop.microbatch, each.hop.attempt) for each in self._held.values()]
+        self.counts[MicrobatchEvent.LOST] += sum(held.adds for held in self._held.values())
+        self.counts[MicrobatchEvent.GONE] += len(self._added)
         self._held.clear()
         self._added.clear()
-        self._present.is_finishing = False
+        self._current.is_finishing = False
         return [*lost, *self._grant()]
 
     def ticked(self, now_s: float) -> list[Command]:
         """Time has passed; a score that has been held for too long is forgotten."""
         commands: list[Command] = []
-        for held in [held for held in self._held.values() if held.trip.leg is Leg.SCORE]:
+        for held in [held for held in self._held.values() if held.hop.direction is Direction.SCORE]:
             held.seen_s = now_s if held.seen_s is None else held.seen_s
             if now_s - held.seen_s >= self._patience_s:
-                commands += self._forget(held.trip.microbatch)
+                commands += self._forget(held.hop.microbatch)
         return [*commands, *self._advance(now_s)]
 
     # --- what is known of microbatches ------------------------------------------------------------
-    def _is_stale(self, trip: Trip) -> bool:
-        return trip.attempt < self._newest.get(trip.microbatch, 0)
+    def _is_stale(self, hop: Hop) -> bool:
+        return hop.attempt < self._newest.get(hop.microbatch, 0)
 
-    def _refusal(self, trip: Trip) -> RefusalReason | None:
-        """Why a trip cannot be welcome in this iteration or later; None where it can."""
-        microbatch, held = trip.microbatch, self._held.get(trip.microbatch)
-        if trip.leg is Leg.BACKWARD:
-            if held is None or self._is_stale(trip) or not held.awaits(trip):
+    def _refusal(self, hop: Hop) -> RefusalReason | None:
+        """Why a hop cannot be welcome in this iteration or later; None where it can."""
+        microbatch, held = hop.microbatch, self._held.get(hop.microbatch)
+        if hop.direction is Direction.BACKWARD:
+            if held is None or self._is_stale(hop) or not held.awaits(hop):
                 return RefusalReason.UNAVAILABLE
             # A credit holds memory until the boundary is there.
             return RefusalReason.TWICE if held.is_welcome else None
-        if trip.leg is Leg.FORWARD and self._present.is_after(trip):
+        if hop.direction is Direction.FORWARD and self._current.is_after(hop):
             return RefusalReason.BEHIND
         # A score goes through once, and nobody sends it again.
-        if self._is_stale(trip) or (trip.leg is Leg.SCORE and trip.attempt):
+        if self._is_stale(hop) or (hop.direction is Direction.SCORE and hop.attempt):
             return RefusalReason.UNAVAILABLE
-        is_here = held is not None and held.trip.attempt >= trip.attempt
-        is_twice = is_here or (microbatch, trip.attempt) in self._ended
-        return RefusalReason.TWICE if is_twice and trip.leg is Leg.FORWARD else None
+        is_here = held is not None and held.hop.attempt >= hop.attempt
+        is_twice = is_here or (microbatch, hop.attempt) in self._ended
+        return RefusalReason.TWICE if is_twice and hop.direction is Direction.FORWARD else None
 
-    def _has_slot(self, trip: Trip) -> bool:
-        """Whether a microbatch with so many descents ahead of it may take a slot (rule 6)."""
-        held = [each.trip.descents_ahead for each in self._held.values()]
+    def _has_slot(self, hop: Hop) -> bool:
+        """Whether there is a slot for a microbatch with as many descents ahead of it (rule 6)."""
+        held = [each.hop.descents_ahead for each in self._held.values()]
         return all(
             sum(each >= least for each in held) < self._slots - least
-            for least in range(trip.descents_ahead + 1)
+            for least in range(hop.descents_ahead + 1)
         )
 
     # --- decisions --------------------------------------------------------------------------------
-    def _refuse(self, which: Callable[[Trip], bool]) -> list[Command]:
-        refused = {ticket: trip for ticket, trip in self._waiting.items() if which(trip)}
+    def _refuse(self, which: Callable[[Hop], bool]) -> list[Command]:
+        refused = {ticket: hop for ticket, hop in self._waiting.items() if which(hop)}
         for ticket in refused:
             del self._waiting[ticket]
         unavailable, behind = RefusalReason.UNAVAILABLE, RefusalReason.BEHIND
         return [
-            AnswerOffer(ticket, behind if self._present.is_after(trip) else unavailable)
-            for ticket, trip in refused.items()
+            AnswerOffer(ticket, behind if self._current.is_after(hop) else unavailable)
+            for ticket, hop in refused.items()
         ]
 
     def _forget(self, microbatch: Microbatch) -> list[Command]:
-        told = _lost(microbatch, self._held[microbatch].trip.attempt)
+        told = _lost(microbatch, self._held[microbatch].hop.attempt)
         return [told, *self._let_go(microbatch)]
 
     def _let_go(self, microbatch: Microbatch) -> list[Command]:
         held = self._held[microbatch]
-        self.counts[Counted.LOST] += held.adds
+        self.counts[MicrobatchEvent.LOST] += held.adds
         return [Drop(held.number), *self._settle(microbatch)]
 
     def _settle(self, microbatch: Microbatch) -> list[Command]:
-        trip = self._held.pop(microbatch).trip
-        if trip.leg is Leg.FORWARD:
-            self._ended.add((microbatch, trip.attempt))
+        hop = self._held.pop(microbatch).hop
+        if hop.direction is Direction.FORWARD:
+            self._ended.add((microbatch, hop.attempt))
         return self._grant()
 
     def _advance(self, now_s: float) -> list[Command]:
         """Give credit; end the iteration if it is over, and forget what is held of it still."""
         commands = self._grant()
-        if not self._present.ends(now_s):
+        if not self._current.ends(now_s):
             return commands
-        for microbatch in [m for m, h in self._held.items() if h.trip.leg is Leg.FORWARD]:
-            commands += self._forget(microbatch)
+        held = [each.hop for each in self._held.values()]
+        for hop in [each for each in held if each.direction is Direction.FORWARD]:
+            commands += self._forget(hop.microbatch)
         return [*commands, Finish()]
 
     def _grant(self) -> list[Command]:
         """Credit for the offers whose time has come, the oldest first, later attempts before."""
         granted: list[Command] = []
-        for ticket, trip in sorted(self._waiting.items(), key=lambda each: not each[1].attempt):
-            refusal = self._refusal(trip)
-            is_due = self._present.is_of(trip) and trip.microbatch not in self._held
-            if refusal is None and is_due and self._has_slot(trip):
-                adds = trip.leg is Leg.FORWARD and trip.microbatch not in self._added
-                held = HeldMicrobatch(self._next_number, trip, adds)
-                self._held[trip.microbatch], self._next_number = held, self._next_number + 1
+        for ticket, hop in sorted(self._waiting.items(), key=lambda each: not each[1].attempt):
+            refusal = self._refusal(hop)
+            is_due = self._current.is_of(hop) and hop.microbatch not in self._held
+            if refusal is None and is_due and self._has_slot(hop):
+                adds = hop.direction is Direction.FORWARD and hop.microbatch not in self._added
+                held = HeldMicrobatch(self._next_number, hop, adds)
+                self._held[hop.microbatch], self._next_number = held, self._next_number + 1
             elif refusal is not RefusalReason.TWICE:
                 continue
             del self._waiting[ticket]
@@ -378,5 +387,5 @@ class RelayCore(StageCore):
 
 def _lost(
     microbatch: Microbatch, attempt: int, failed: str | None = None, *, refused: bool = False
-) -> Tell:
-    return Tell((microbatch.origin,), Lost(microbatch, attempt, failed, refused))
+) -> SendNotice:
+    return SendNotice((microbatch.origin,), Lost(microbatch, attempt, failed, refused))

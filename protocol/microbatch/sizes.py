@@ -142,7 +142,7 @@ CLIP: Final = 4.0
 
 
 class GradientShares:
-    """The share of each gradient, by the lengths of those of late.
+    """The share of each gradient, by the lengths of recent ones.
 
     Args:
         first: the bound before anything was seen.

@@ -2,7 +2,7 @@
 
 A *boundary* is what travels between two stages: activations on the way forward, their gradient on
 the way back. It never passes through the socket: it lies in a slot of shared memory
-(peer/training/shared.py), and messages name the slot. A *leg* says which way it travels:
+(peer/training/shared.py), and messages name the slot. Its direction is
 `forward` or `backward`, or `score`, a forward for validation alone, which relays answer between
 their steps too.
 
@@ -18,7 +18,7 @@ At the data peer, for each of an iteration's microbatches:
     or Resend(m)                        it was lost on its way
                                         Filled(forward, m, s)
     or Drop(m)                          it will not come back: it is left out of the step
-                                        Stepped(n')               with so many of them
+                                        Stepped(n')               with n' of them
 
 At a relay:
 
@@ -33,8 +33,10 @@ Slots: the trainer fills outbound ones (`s`) and the daemon inbound ones (`s'`);
 back to whoever fills it. `m` is a number that only the two know.
 """
 
+from msgspec import field
+
 from protocol.trainer_messages import TrainerMessage
-from protocol.wire.stage_messages import Leg
+from protocol.wire.stage_messages import Direction
 
 
 class Filled(TrainerMessage, frozen=True):
@@ -46,7 +48,7 @@ class Filled(TrainerMessage, frozen=True):
             a microbatch comes back once more.
     """
 
-    leg: Leg
+    direction: Direction = field(name="leg")
     number: int
     slot: int
     loss: float | None
@@ -76,19 +78,19 @@ class Finish(TrainerMessage, frozen=True):
 
 
 class Begun(TrainerMessage, frozen=True):
-    """The data peer begins an iteration of so many microbatches."""
+    """The data peer begins an iteration of this many microbatches."""
 
     microbatches: int
 
 
 class GradientAdded(TrainerMessage, frozen=True):
-    """The gradient of this microbatch is in; nothing of it is held any more."""
+    """The gradient of this microbatch is in; nothing of it is held any longer."""
 
     number: int
 
 
 class Stepped(TrainerMessage, frozen=True):
-    """The iteration's step is taken, with the gradients of so many microbatches.
+    """The iteration's step is taken, with the gradients of this many microbatches.
 
     Attributes:
         clipped: gradients that were far longer than usual, and counted less or not at all.

@@ -42,7 +42,7 @@ from typing import Final
 
 import numpy as np
 
-from .planner import NoPlan, Planned, Spent, hop_prices, plan, plan_paths, uncounted
+from .planner import CountEvaluations, NoPlan, Planned, hop_prices, plan, plan_paths, uncounted
 from .problem import THOUSAND, US_PER_S, Problem
 from .question import (
     CannotPlan,
@@ -53,7 +53,7 @@ from .question import (
     numbers_of_data_peers,
     problem_of,
 )
-from .simulator import Job, Simulator, Stretch, jobs_of
+from .simulator import BusyInterval, Job, Simulator, jobs_of
 from .tables import MachineOffer
 
 # --- replicas -------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def state_fits(offers: Sequence[MachineOffer], too_small: Sequence[MachineOffer]
 
 
 def replicas_of(question: PlanQuestion) -> dict[str, Estimate]:
-    """Both ways of replicas on these machines, for one microbatch each if none are asked for."""
+    """Both ways of replicas on these machines, for one microbatch each if no number is given."""
     offers, workload, number = question.offers, question.workload, len(question.offers)
     step_us = [workload.step_us(offer) for offer in offers]
     train_s = [workload.inner_steps * each_us / US_PER_S for each_us in step_us]
@@ -162,7 +162,7 @@ def lower_bound_us(problem: Problem) -> int:
 
 
 def round_trips(prices: Sequence[Sequence[int]], hops: int) -> list[int]:
-    """The shortest closed walk of so many hops from each machine (see the top of the file)."""
+    """The shortest closed walk of `hops` from each machine (see the top of the file)."""
     table = np.array(prices, dtype=np.int64)
     np.fill_diagonal(table, NEVER)
     ends = np.arange(len(table))
@@ -191,7 +191,7 @@ def loss_us(problem: Problem, origin: int) -> int:
 
 
 def _by_work_us(problem: Problem) -> int:
-    """All pieces of work, done by all machines, each as fast as the fastest."""
+    """The time of all work, shared by all machines, each as fast as the fastest."""
     work = problem.work
     fastest_us = min(peer.forward_us for peer in problem.peers)
     relay = THOUSAND + work.backward_permille
@@ -202,7 +202,7 @@ def _by_work_us(problem: Problem) -> int:
 # --- pipelines ------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class PricedIteration:
-    """One kind of iteration, as it was simulated.
+    """An iteration of one kind, as it was simulated.
 
     Attributes:
         next_us: what the second best of the searches ends with, where there was one.
@@ -211,7 +211,7 @@ class PricedIteration:
 
     problem: Problem
     planned: Planned
-    record: tuple[Stretch, ...]
+    record: tuple[BusyInterval, ...]
     next_us: int = 0
     times: int = 1
 
@@ -249,12 +249,12 @@ class Pipeline:
         return self.iterations[0].planned
 
 
-def full_pipeline(question: PlanQuestion, spent: Spent = uncounted) -> Pipeline:
+def full_pipeline(question: PlanQuestion, spent: CountEvaluations = uncounted) -> Pipeline:
     """The best that is found when nothing is skipped. Raises CannotPlan."""
     return _put_together(question, [_best(question, question.stages, spent)], bound=False)
 
 
-def skipping_pipeline(question: PlanQuestion, spent: Spent = uncounted) -> Pipeline:
+def skipping_pipeline(question: PlanQuestion, spent: CountEvaluations = uncounted) -> Pipeline:
     """The best that is found when all iterations, or all but every k-th, skip stages.
 
     Raises CannotPlan.
@@ -270,14 +270,14 @@ def skipping_pipeline(question: PlanQuestion, spent: Spent = uncounted) -> Pipel
 
 
 def searched(
-    problem: Problem, effort: Effort, searches: int, spent: Spent = uncounted
+    problem: Problem, effort: Effort, searches: int, spent: CountEvaluations = uncounted
 ) -> list[Planned]:
     """Plans by searches with different seeds, the best first. Raises NoPlan."""
     found = [plan(problem, effort.evaluations, seed, spent) for seed in range(searches)]
     return sorted(found, key=lambda each: each.makespan_us)
 
 
-def _best(question: PlanQuestion, visited: int, spent: Spent) -> PricedIteration:
+def _best(question: PlanQuestion, visited: int, spent: CountEvaluations) -> PricedIteration:
     effort = effort_for(len(question.offers), question.evaluations)
     sizes = list(numbers_of_data_peers(question, visited))[: effort.numbers]
     microbatches = microbatches_of(question, visited)
@@ -297,7 +297,9 @@ def _best(question: PlanQuestion, visited: int, spent: Spent) -> PricedIteration
     return min(found, key=lambda each: each.planned.makespan_us)
 
 
-def _unskipped(question: PlanQuestion, usual: PricedIteration, spent: Spent) -> PricedIteration:
+def _unskipped(
+    question: PlanQuestion, usual: PricedIteration, spent: CountEvaluations
+) -> PricedIteration:
     """An iteration of the same machines on the same stages, with as many microbatches of each."""
     problem = replace(usual.problem, visited=question.stages)
     stages, paths = usual.planned.plan.stages, usual.planned.plan.paths
@@ -314,7 +316,7 @@ def _unskipped(question: PlanQuestion, usual: PricedIteration, spent: Spent) -> 
 
 
 def _simulated(problem: Problem, planned: Planned, next_us: int = 0) -> PricedIteration:
-    record: list[Stretch] = []
+    record: list[BusyInterval] = []
     Simulator(problem).run(jobs_of(problem, planned.plan), record)
     return PricedIteration(problem, planned, tuple(record), next_us)
 
@@ -341,8 +343,8 @@ def _estimate(question: PlanQuestion, iterations: Sequence[PricedIteration]) -> 
     rounds = sum(i.times for i in iterations)
     sent, worked_us = Counter[int](), Counter[int]()
     for iteration in iterations:
-        for stretch in iteration.record:
-            worked_us[stretch.machine] += (stretch.end_us - stretch.start_us) * iteration.times
+        for interval in iteration.record:
+            worked_us[interval.machine] += (interval.end_us - interval.start_us) * iteration.times
         for job in iteration.jobs:
             # Everyone on the path sends one boundary there and one back.
             for machine in (job.origin, *job.relays):
@@ -366,10 +368,10 @@ def _bottleneck_of(iteration: PricedIteration) -> Bottleneck:
     started: dict[int, int] = {}
     home: dict[int, int] = {}
     busy = Counter[int]()
-    for stretch in iteration.record:
-        started.setdefault(stretch.job, stretch.start_us)
-        home[stretch.job] = stretch.end_us
-        busy[stretch.machine] += stretch.end_us - stretch.start_us
+    for interval in iteration.record:
+        started.setdefault(interval.job, interval.start_us)
+        home[interval.job] = interval.end_us
+        busy[interval.machine] += interval.end_us - interval.start_us
     last = jobs[min(home, key=lambda job: (-home[job], job))].origin
     own = [index for index, job in enumerate(jobs) if job.origin == last]
     total = sum(home[index] - started[index] for index in own)

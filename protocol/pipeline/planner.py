@@ -14,11 +14,11 @@ simulated iterations, never in seconds, so all machines walk the same way. No pl
 twice. Dealing paths anew takes about as long as one iteration for each machine.
 
 First plans for paths alone: wave by wave (as many microbatches as a data peer has slots) the data
-peers choose paths, those with the dearest cheapest path first, for they decide when the iteration
-ends. Each takes the cheapest path that leaves enough for the others, by wave and by iteration: R
-paths of m visits can be dealt from visits v_s exactly when sum over s of min(v_s, R) >= R * m, as a
-path takes at most one visit of each stage (limits of order aside). A relay has a share of its
-stage's visits in each wave, by its speed; else the nearest would get everything.
+peers choose paths, those with the dearest cheapest path first, because they decide when the
+iteration ends. Each takes the cheapest path that leaves enough for the others, by wave and by
+iteration: R paths of m visits can be dealt from visits v_s exactly when sum over s of min(v_s, R)
+>= R * m, as a path takes at most one visit of each stage (limits of order aside). A relay has a
+share of its stage's visits in each wave, by its speed; else the nearest would get everything.
 
 First plans for all together: every data peer gets relays of its own, near to it. The best of
 several is taken.
@@ -49,7 +49,7 @@ from typing import Final, NamedTuple
 
 from protocol.errors import LocalProtocolError
 
-from .problem import THOUSAND, Draws, Problem, Relays, Stages, cheapest_relays, stage_orders
+from .problem import THOUSAND, Draws, Problem, RelayNumbers, Stages, cheapest_relays, stage_orders
 from .simulator import Order, Plan, Simulator, jobs_of
 
 
@@ -87,7 +87,7 @@ class Legal:
 
     def cheapest(
         self, origin: int, machines: Mapping[int, Sequence[int]]
-    ) -> tuple[int, Relays] | None:
+    ) -> tuple[int, RelayNumbers] | None:
         """The cheapest path over one machine of each of these stages; None where none is legal."""
         orders = self.by_set.get(frozenset(machines), ())
         found = [
@@ -104,7 +104,7 @@ RATE_UNIT: Final = 1 << 50
 def first_paths(
     legal: Legal, stages: tuple[int, ...], quotas: Mapping[int, int], *, rising: bool = False
 ) -> Plan:
-    """A legal plan for this arrangement, with so many microbatches from each data peer.
+    """A legal plan for this arrangement, with these quotas of microbatches.
 
     Args:
         rising: whether paths visit stages in rising order alone.
@@ -113,7 +113,7 @@ def first_paths(
     """
     orders = [order for order in legal.orders if not rising or list(order) == sorted(order)]
     dealer = _Dealer(legal, stages, orders, sum(quotas.values()))
-    paths: dict[int, list[Relays]] = {origin: [] for origin in quotas}
+    paths: dict[int, list[RelayNumbers]] = {origin: [] for origin in quotas}
     peers = legal.problem.peers
     while wave := sum(min(peers[o].slots, quotas[o] - len(paths[o])) for o in quotas):
         dealer.open_wave(wave)
@@ -122,7 +122,7 @@ def first_paths(
     return _plan_of(stages, paths)
 
 
-def _plan_of(stages: tuple[int, ...], paths: Mapping[int, Sequence[Relays]]) -> Plan:
+def _plan_of(stages: tuple[int, ...], paths: Mapping[int, Sequence[RelayNumbers]]) -> Plan:
     return Plan(stages, ((),) * len(stages)).with_paths(paths)
 
 
@@ -151,7 +151,7 @@ class _Dealer:
                 self.room[machine] = -(-visits * speed // speeds)
 
     def by_need(
-        self, quotas: Mapping[int, int], paths: Mapping[int, list[Relays]]
+        self, quotas: Mapping[int, int], paths: Mapping[int, list[RelayNumbers]]
     ) -> list[tuple[int, int]]:
         """Data peers and their microbatches of this wave, the dearest first."""
         counts = [
@@ -167,11 +167,11 @@ class _Dealer:
 
         return sorted(counts, key=lambda each: (-cheapest(each[0]), each[0]))
 
-    def _path(self, origin: int, order: Stages) -> tuple[int, Relays] | None:
+    def _path(self, origin: int, order: Stages) -> tuple[int, RelayNumbers] | None:
         layers = [[m for m in self.members[s] if self.room[m] > 0] for s in order]
         return cheapest_relays(origin, layers, self.prices)
 
-    def deal(self, origin: int) -> Relays:
+    def deal(self, origin: int) -> RelayNumbers:
         """Take the cheapest path that leaves enough for the others."""
         likely = filter(self._leaves_enough, self.orders)
         found = [path for order in likely if (path := self._path(origin, order))]
@@ -225,7 +225,7 @@ def evened_out(legal: Legal, plan: Plan) -> Plan | None:
 
 def _changes(
     legal: Legal, plan: Plan, crowded: int, under: Sequence[int]
-) -> Iterator[tuple[int, int, int, Relays]]:
+) -> Iterator[tuple[int, int, int, RelayNumbers]]:
     """The paths that could leave a crowded stage for one with room.
 
     Each is what it costs more, the data peer, the place in its order, and the other path.
@@ -256,7 +256,7 @@ EXCHANGES: Final = 100
 
 
 def grouped_plan(legal: Legal, draws: Draws) -> Plan | None:
-    """A legal plan of groups; None where there is none."""
+    """A legal plan of groups; None where no groups are legal."""
     problem, prices, size = legal.problem, legal.prices, legal.problem.visited
     number = min(problem.stage_sizes[0], len(problem.peers) // size)
     if not number:
@@ -297,7 +297,7 @@ def home_us(problem: Problem, origin: int, place: int, time_us: int) -> int:
 
 
 def _seated(legal: Legal, number: int, draws: Draws) -> list[int]:
-    """Machines on the seats of so many groups; what is left over sits behind them."""
+    """Machines on the seats of the groups; what is left over sits behind them."""
     problem, prices, size = legal.problem, legal.prices, legal.problem.visited
     seats = _nearest_first(prices, number, size)
 
@@ -377,7 +377,7 @@ class _Labels:
 # --- moves ----------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Small changes of a plan, for the gain of a data peer; None where there is none to make."""
+    """Small changes of a plan, for the gain of a data peer; None where no change can be made."""
 
     draws: Draws
     legal: Legal
@@ -447,12 +447,12 @@ class Moves:
     def any_sender(self, plan: Plan) -> int:
         return self.draws.of([origin for origin, paths in enumerate(plan.paths) if paths])
 
-    def _pick(self, plan: Plan, origin: int) -> tuple[int, Relays]:
+    def _pick(self, plan: Plan, origin: int) -> tuple[int, RelayNumbers]:
         place = self.draws.below(len(plan.paths[origin]))
         return place, plan.paths[origin][place]
 
 
-def put(plan: Plan, changes: Sequence[tuple[int, int, Relays]]) -> Plan:
+def put(plan: Plan, changes: Sequence[tuple[int, int, RelayNumbers]]) -> Plan:
     changed = {origin: list(plan.paths[origin]) for origin, _, _ in changes}
     for origin, place, path in changes:
         changed[origin][place] = path
@@ -465,16 +465,16 @@ def shifted(plan: Plan, origin: int, place: int, receiver: int) -> Plan:
     return plan.with_paths({origin: rest, receiver: (*plan.paths[receiver], own[place])})
 
 
-Move = Callable[[Moves, Plan, int], Plan | None]
-OF_PATHS: Final[tuple[Move, ...]] = (
+ChangePlan = Callable[[Moves, Plan, int], Plan | None]
+OF_PATHS: Final[tuple[ChangePlan, ...]] = (
     Moves.change_relay, Moves.reorder, Moves.exchange_stage, Moves.exchange_path
 )  # fmt: skip
-OF_ALL: Final[tuple[Move, ...]] = (*OF_PATHS, Moves.exchange_machines, Moves.shift_quota)
+OF_ALL: Final[tuple[ChangePlan, ...]] = (*OF_PATHS, Moves.exchange_machines, Moves.shift_quota)
 
 
 # --- the search -----------------------------------------------------------------------------------
-Spent = Callable[[int], None]
-"""Takes evaluations as they are spent."""
+CountEvaluations = Callable[[int], None]
+"""Is called with the evaluations that have just been spent."""
 
 
 def uncounted(_: int) -> None:
@@ -505,9 +505,9 @@ class Priced(NamedTuple):
 
 
 class _Search:
-    """Simulates at most so many plans of one problem, and keeps the one that ends first."""
+    """Simulates plans of one problem, at most `most`, and keeps the one that ends first."""
 
-    def __init__(self, problem: Problem, most: int, order: Order, spent: Spent) -> None:
+    def __init__(self, problem: Problem, most: int, order: Order, spent: CountEvaluations) -> None:
         self.problem = problem
         self.most = most
         self.simulator = Simulator(problem, order)
@@ -521,7 +521,7 @@ class _Search:
         self._spent(evaluations)
 
     def price(self, plan: Plan) -> Priced | None:
-        """None if it is stuck."""
+        """The price of a plan; None if its paths block each other."""
         if plan not in self.known:
             self.known[plan] = self._price(plan)
         return self.known[plan]
@@ -560,7 +560,7 @@ def plan_paths(
     *,
     seed: int = 0,
     order: Order = Order.ARRIVAL,
-    spent: Spent = uncounted,
+    spent: CountEvaluations = uncounted,
 ) -> Planned:
     """Plan the paths alone, for a given arrangement and given quotas. Raises NoPlan."""
     search = LocalSearch(problem, evaluations, seed, order, spent)
@@ -568,7 +568,9 @@ def plan_paths(
     return search.found()
 
 
-def plan(problem: Problem, evaluations: int, seed: int = 0, spent: Spent = uncounted) -> Planned:
+def plan(
+    problem: Problem, evaluations: int, seed: int = 0, spent: CountEvaluations = uncounted
+) -> Planned:
     """Plan arrangement, quotas and paths together. Raises NoPlan."""
     search = LocalSearch(problem, evaluations, seed, Order.ARRIVAL, spent)
     search.descend(search.first_plan(), OF_ALL)
@@ -584,14 +586,14 @@ def plan(problem: Problem, evaluations: int, seed: int = 0, spent: Spent = uncou
 
 class LocalSearch(_Search):
     def __init__(
-        self, problem: Problem, evaluations: int, seed: int, order: Order, spent: Spent
+        self, problem: Problem, evaluations: int, seed: int, order: Order, spent: CountEvaluations
     ) -> None:
         super().__init__(problem, evaluations, order, spent)
         self.legal = Legal(problem)
         self.draws = Draws(f"{problem.digest()}/{seed}")
         self.moves = Moves(self.draws, self.legal)
 
-    def descend(self, plan: Plan, choice: Sequence[Move]) -> None:
+    def descend(self, plan: Plan, choice: Sequence[ChangePlan]) -> None:
         now, idle = self.price(plan), 0
         while now is not None and idle < STANDSTILL and self.evaluations < self.most:
             idle += 1
@@ -636,7 +638,7 @@ class LocalSearch(_Search):
 
 
 def even_quotas(problem: Problem, stages: Sequence[int], idle: int = 0) -> dict[int, int]:
-    """The same number of microbatches for each data peer but `idle` with the most slots."""
+    """Equal quotas of microbatches; the `idle` data peers with the most slots have none."""
     origins = sorted(
         (machine for machine, stage in enumerate(stages) if stage == 0),
         key=lambda machine: problem.peers[machine].slots,
@@ -675,7 +677,7 @@ def mended(
     plan: Plan,
     evaluations: int,
     order: Order = Order.ARRIVAL,
-    spent: Spent = uncounted,
+    spent: CountEvaluations = uncounted,
 ) -> Planned | None:
     """A plan that is at least as good for this problem; None where the given one is stuck."""
     descent = _Mending(problem, evaluations, order, spent)

@@ -43,7 +43,7 @@ from protocol.errors import LocalProtocolError
 from protocol.limits import MAX_STAGES
 
 # --- problem --------------------------------------------------------------------------------------
-Relays = tuple[int, ...]
+RelayNumbers = tuple[int, ...]
 """The machines that a microbatch visits after its data peer, in order."""
 Stages = tuple[int, ...]
 Matrix = tuple[tuple[int, ...], ...]
@@ -214,7 +214,7 @@ def within(order: Stages, rules: PathRules) -> bool:
 
 def cheapest_relays(
     origin: int, layers: Sequence[Sequence[int]], price: Sequence[Sequence[int]]
-) -> tuple[int, Relays] | None:
+) -> tuple[int, RelayNumbers] | None:
     """The cheapest closed path from `origin` through one machine of each layer.
 
     Args:
@@ -225,7 +225,7 @@ def cheapest_relays(
     """
     if not all(layers):
         return None
-    ends: list[tuple[int, Relays]] = [(0, ())]
+    ends: list[tuple[int, RelayNumbers]] = [(0, ())]
     for layer in layers:
         ends = [
             min(

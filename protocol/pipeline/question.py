@@ -76,12 +76,12 @@ class Workload:
         return self.sequences * self.context_length
 
     def state_bytes_on(self, gpus: int) -> int:
-        """Training state on each of so many cards: moments are shared out (ZeRO-2)."""
+        """Training state on each of the cards: moments are shared out (ZeRO-2)."""
         on_all = 2 * FP32_BYTES * self.parameters  # weights and gradient
         return on_all + -(-(self.state_bytes - on_all) // gpus)
 
     def sharded_bytes_on(self, gpus: int) -> int:
-        """The same where weights and gradients are shared out, too (ZeRO-3)."""
+        """Training state on each card where weights and gradients are shared out, too (ZeRO-3)."""
         if gpus == 1 or not self.resident:
             return self.state_bytes_on(gpus)
         return 2 * FP32_BYTES * self.resident + -(-self.state_bytes // gpus)
@@ -107,7 +107,7 @@ class Workload:
 
 
 def workload_of(spec: RunSpec, sequences: int | None = None) -> Workload:
-    """That of a run spec, whose microbatch is as large as is said here, if anything is.
+    """The workload of a run spec, with microbatches of this many sequences if that is given.
 
     Raises:
         InvalidRunSpec: its model's sizes are not in it.
@@ -207,7 +207,7 @@ class PlanQuestion:
 
     Attributes:
         microbatches: of one iteration; None takes two for every slot of the data peers.
-        full_every: every so many iterations one skips nothing; 0 is never.
+        full_every: one iteration in this many skips nothing; 0 is never.
         evaluations: of a search; None is what goes with the number of machines.
     """
 

@@ -39,7 +39,7 @@ from typing import Any, Final, NamedTuple
 
 import blake3
 
-from .problem import THOUSAND, Problem, Relays, canonical
+from .problem import THOUSAND, Problem, RelayNumbers, canonical
 
 # --- simulator ------------------------------------------------------------------------------------
 
@@ -48,7 +48,7 @@ class Job(NamedTuple):
     """A microbatch, not started before a moment, and before another job has come home."""
 
     origin: int
-    relays: Relays
+    relays: RelayNumbers
     release_us: int = 0
     after: int | None = None
 
@@ -89,7 +89,7 @@ Waiting = tuple[int, int, int, int]
 Route = tuple[WorkPiece, ...]
 
 
-class Stretch(NamedTuple):
+class BusyInterval(NamedTuple):
     machine: int
     job: int
     kind: int
@@ -118,7 +118,7 @@ class Simulator:
         self.route = cache(self._route)
         self._piece = cache(self._new_piece)
 
-    def _route(self, origin: int, relays: Relays) -> Route:
+    def _route(self, origin: int, relays: RelayNumbers) -> Route:
         path = (origin, *relays)
         there = [*path, origin, *reversed(path), -1]
         kinds = [*([FORWARD] * len(path)), LOSS, *([BACKWARD] * len(path))]
@@ -145,7 +145,7 @@ class Simulator:
             then,
         )
 
-    def run(self, jobs: Sequence[Job], record: list[Stretch] | None = None) -> Outcome:
+    def run(self, jobs: Sequence[Job], record: list[BusyInterval] | None = None) -> Outcome:
         """Simulate one iteration; `record` gets every piece of work as it was done."""
         iteration = _Iteration(self, jobs, record)
         iteration.play()
@@ -155,7 +155,7 @@ class Simulator:
 
 class _Iteration:
     def __init__(
-        self, simulator: Simulator, jobs: Sequence[Job], record: list[Stretch] | None
+        self, simulator: Simulator, jobs: Sequence[Job], record: list[BusyInterval] | None
     ) -> None:
         peers = simulator.problem.peers
         number = len(peers)
@@ -228,7 +228,7 @@ class _Iteration:
         end = now + work_us
         self.busy_until[machine] = end + gap_us
         if self.record is not None:
-            self.record.append(Stretch(machine, index, kind, now, end))
+            self.record.append(BusyInterval(machine, index, kind, now, end))
         if kind == FORWARD:
             self.slots[machine] -= 1
         elif kind == BACKWARD:
@@ -255,7 +255,7 @@ class _Iteration:
         self.end = max(self.end, end)
         self.slots[machine] += 1
         if self.record is not None:
-            self.record.append(Stretch(machine, index, LATER, now, end))
+            self.record.append(BusyInterval(machine, index, LATER, now, end))
 
     def _come_home(self, index: int, moment: int) -> None:
         self.done[index] = moment
@@ -269,18 +269,18 @@ class Plan:
     """The stage of each machine, and the paths of the microbatches that it sends."""
 
     stages: tuple[int, ...]
-    paths: tuple[tuple[Relays, ...], ...]
+    paths: tuple[tuple[RelayNumbers, ...], ...]
 
     def data_peers(self) -> list[int]:
         return [machine for machine, stage in enumerate(self.stages) if stage == 0]
 
-    def each(self) -> Iterator[tuple[int, int, Relays]]:
+    def each(self) -> Iterator[tuple[int, int, RelayNumbers]]:
         """Data peer, place in its order, and path of every microbatch."""
         for origin, paths in enumerate(self.paths):
             for place, path in enumerate(paths):
                 yield origin, place, path
 
-    def with_paths(self, changed: Mapping[int, Iterable[Relays]]) -> "Plan":
+    def with_paths(self, changed: Mapping[int, Iterable[RelayNumbers]]) -> "Plan":
         paths = list(self.paths)
         for origin, own in changed.items():
             paths[origin] = tuple(own)

@@ -4,9 +4,9 @@ All ways train the same microbatches, so their iterations compare; what a skippe
 learning does not show here.
 
 The first answer is how long, for what money, which way: replicas where every machine holds the
-whole model, else a pipeline that skips nothing, for skipping costs learning that no table shows. A
-run ends when a machine of middling speed has done its steps, and all train meanwhile: N machines
-train N times the tokens of one.
+whole model, else a pipeline that skips nothing, because skipping costs learning that no table
+shows. A run ends when a machine of middling speed has done its steps, and all train meanwhile: N
+machines train N times the tokens of one.
 
 Ways of working are other rules for the same arrangement; paths are mended for each:
 
@@ -23,7 +23,7 @@ chance in the search does not come in. One more machine asks for other groups. I
 stage and at every place where a machine stands, as a twin of the fastest one there, briefly at
 first; then each stage's best place is planned anew by a few searches.
 
-Noise: a gain by mending counts above LEAST_HELP, for changes of one percent, which nobody would pay
+Noise: a gain by mending counts above LEAST_HELP: changes of one percent, which nobody would pay
 for, seemed to gain up to 2.8%. A gain by searches counts above what the two best searches for the
 present plan differ by, if that is more.
 """
@@ -43,7 +43,7 @@ from .pipelines import (
     searched,
     skipping_pipeline,
 )
-from .planner import NoPlan, Spent, mended, uncounted
+from .planner import CountEvaluations, NoPlan, mended, uncounted
 from .problem import THOUSAND, US_PER_S, Problem
 from .question import BOUNDARY_CODECS, Effort, PlanQuestion, check, effort_for
 from .simulator import Order, Plan, Simulator, jobs_of
@@ -76,7 +76,7 @@ class _Change(NamedTuple):
     plan: Plan
 
 
-def what_helps(question: PlanQuestion, now: Pipeline, spent: Spent = uncounted) -> Help:
+def what_helps(question: PlanQuestion, now: Pipeline, spent: CountEvaluations = uncounted) -> Help:
     effort = effort_for(len(question.offers), question.evaluations)
     unchanged = _Change("nothing", now.problem, now.planned.plan)
     base = _mended_us(unchanged, effort.judging, spent)
@@ -92,7 +92,7 @@ def what_helps(question: PlanQuestion, now: Pipeline, spent: Spent = uncounted) 
 
 
 def _best_places(
-    question: PlanQuestion, now: Pipeline, effort: Effort, spent: Spent
+    question: PlanQuestion, now: Pipeline, effort: Effort, spent: CountEvaluations
 ) -> list[_Change]:
     """One more machine on each stage, at the place that a brief mending likes best."""
     best: dict[int, tuple[int, _Change]] = {}
@@ -104,12 +104,12 @@ def _best_places(
     return [change for _, change in best.values()]
 
 
-def _mended_us(change: _Change, evaluations: int, spent: Spent) -> int:
+def _mended_us(change: _Change, evaluations: int, spent: CountEvaluations) -> int:
     found = mended(change.problem, change.plan, evaluations, spent=spent)
     return found.makespan_us if found else NEVER
 
 
-def _anew_us(problem: Problem, effort: Effort, spent: Spent) -> int:
+def _anew_us(problem: Problem, effort: Effort, spent: CountEvaluations) -> int:
     if not effort.planned_anew:
         return NEVER
     try:
@@ -162,8 +162,8 @@ def _far_us(problem: Problem, machine: int) -> int:
 
 def _busiest_stages(now: Pipeline) -> list[int]:
     worked: defaultdict[int, int] = defaultdict(int)
-    for stretch in now.iterations[0].record:
-        worked[now.planned.plan.stages[stretch.machine]] += stretch.end_us - stretch.start_us
+    for interval in now.iterations[0].record:
+        worked[now.planned.plan.stages[interval.machine]] += interval.end_us - interval.start_us
     sizes = now.problem.stage_sizes
     return sorted(range(len(sizes)), key=lambda stage: (-worked[stage] / sizes[stage], stage))
 
@@ -231,12 +231,12 @@ WAYS_OF_WORKING: Final = {
     "two_parts": (Order.ARRIVAL, THOUSAND // 2),
     "both": (Order.BACKWARD_FIRST, THOUSAND // 2),
 }
-"""The order of work, and the permille of a backward that is the gradient of the input: half, for it
-has as many multiplications as the weights'."""
+"""The order of work, and the permille of a backward that is the gradient of the input: half,
+because it has as many multiplications as the weights'."""
 
 
 def by_way_of_working(
-    iterations: Sequence[PricedIteration], mending: int, spent: Spent = uncounted
+    iterations: Sequence[PricedIteration], mending: int, spent: CountEvaluations = uncounted
 ) -> dict[str, float | None]:
     """Seconds of the mean iteration; None where paths would block each other."""
     found: dict[str, float | None] = {}
@@ -248,7 +248,7 @@ def by_way_of_working(
     return found
 
 
-def _us(iteration: PricedIteration, way: str, mending: int, spent: Spent) -> int | None:
+def _us(iteration: PricedIteration, way: str, mending: int, spent: CountEvaluations) -> int | None:
     problem, plan = iteration.problem, iteration.planned.plan
     if way == "arrival":
         return Simulator(problem).run(jobs_of(problem, plan)).makespan_us
@@ -260,7 +260,7 @@ def _us(iteration: PricedIteration, way: str, mending: int, spent: Spent) -> int
 
 # --- all of it ------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WhatIfAnswer:
     """Everything that `loco-peer plan` tells.
 
     Attributes:
@@ -294,7 +294,7 @@ class Answer:
         }
 
     def _unskipped(self) -> dict[str, Any] | None:
-        """The iterations of SkipPipe that skip nothing; None where there are no such."""
+        """The iterations of SkipPipe that skip nothing; None where none do."""
         if len(self.skippipe.iterations) == 1:
             return None
         usual, whole = self.skippipe.iterations
@@ -322,7 +322,7 @@ def most_evaluations(question: PlanQuestion) -> int:
     )
 
 
-def what_if(question: PlanQuestion, spent: Spent = uncounted) -> Answer:
+def what_if(question: PlanQuestion, spent: CountEvaluations = uncounted) -> WhatIfAnswer:
     """Plan, price and compare. Raises CannotPlan."""
     check(question)
     skippipe = skipping_pipeline(question, spent)
@@ -336,4 +336,4 @@ def what_if(question: PlanQuestion, spent: Spent = uncounted) -> Answer:
         "skippipe": by_way_of_working(skippipe.iterations, judging, spent),
     }
     helps = what_helps(same, skippipe, spent)
-    return Answer(estimates, full, skippipe, working, helps)
+    return WhatIfAnswer(estimates, full, skippipe, working, helps)

@@ -38,7 +38,7 @@ from protocol.pipeline.question import rules_of
 from protocol.pipeline.simulator import Order, Plan
 from protocol.run.run_spec import RunSpec
 from protocol.run.ways import CODECS
-from protocol.wire.stage_messages import Path, Relays
+from protocol.wire.stage_messages import Path, RelaysByStage
 
 from .snapshots import LinkSnapshot, Terms, within_slots
 
@@ -55,7 +55,7 @@ class RandomRouter:
 
     Args:
         visited: stages of a path, the data peer's among them.
-        full_every: every so many iterations paths visit all; 0 is never.
+        full_every: in one iteration of this many paths visit all; 0 is never.
 
     Attributes:
         draws_all: whether no plan is followed for now.
@@ -71,11 +71,11 @@ class RandomRouter:
         self._rules = rules
         self._full_every = full_every
 
-    def is_full(self, iteration: int, relays: Relays) -> bool:
+    def is_full(self, iteration: int, relays: RelaysByStage) -> bool:
         return self._full_every > 0 and iteration % self._full_every == 0 and all(relays)
 
-    def paths(self, iteration: int, microbatches: int, relays: Relays) -> Sequence[Path]:
-        """One for each microbatch; none where a path finds no relay."""
+    def paths(self, iteration: int, microbatches: int, relays: RelaysByStage) -> Sequence[Path]:
+        """A path for each microbatch; none at all where a path finds no relay."""
         draws, used = Draws(f"{self._name}/{iteration}"), Used()
         found: list[Path] = []
         for number in range(iteration * microbatches, (iteration + 1) * microbatches):
@@ -87,15 +87,15 @@ class RandomRouter:
         return found
 
     def _next(
-        self, iteration: int, number: int, of: int, relays: Relays, draws: Draws, used: Used
+        self, iteration: int, number: int, of: int, relays: RelaysByStage, draws: Draws, used: Used
     ) -> Path | None:
-        """The path of a microbatch, by its number in the run, of so many in an iteration."""
+        """The path of a microbatch, by its number in the run; an iteration has `of`."""
         if self.is_full(iteration, relays):
             return _through(tuple(range(1, len(relays) + 1)), relays, draws, used)
         return self._drawn(self._visited - 1, relays, draws, used)
 
     def another(
-        self, before: Path, turn: int, relays: Relays, *, turned: bool = False
+        self, before: Path, turn: int, relays: RelaysByStage, *, reached_loss: bool = False
     ) -> Path | None:
         """Over the same stages and relays, if all have some; else over as many as are usual.
 
@@ -103,21 +103,21 @@ class RandomRouter:
             turned: whether they may have added its gradient: those that are left are all kept.
         """
         draws, used = Draws(f"{self._name}/again/{turn}"), Used()
-        kept = {stage for stage in before.stages if turned and relays[stage - 1]}
+        kept = {stage for stage in before.stages if reached_loss and relays[stage - 1]}
         used.update(dict.fromkeys(kept, -TRIES))
         path = _through(before.stages, relays, draws, used, before.relays) or self._drawn(
             max(self._visited - 1, len(kept)), relays, draws, used, before.relays
         )
         return path if path is not None and kept.issubset(path.stages) else None
 
-    def whole(self, turn: int, relays: Relays) -> Path | None:
+    def whole(self, turn: int, relays: RelaysByStage) -> Path | None:
         draws = Draws(f"{self._name}/whole/{turn}")
         return _through(tuple(range(1, len(relays) + 1)), relays, draws, Used())
 
     def _drawn(
-        self, hops: int, relays: Relays, draws: Draws, used: Used, kept: Sequence[str] = ()
+        self, hops: int, relays: RelaysByStage, draws: Draws, used: Used, kept: Sequence[str] = ()
     ) -> Path | None:
-        """A path over so many of the stages that have a relay; None where none is legal."""
+        """A path over `hops` of the stages that have a relay; None where none is legal."""
         there = [stage for stage, peers in enumerate(relays, 1) if peers]
         for attempt in range(TRIES):
             rank = {s: (used[s] + draws.below(1 + attempt), draws.below(1 << 32), s)
@@ -130,7 +130,7 @@ class RandomRouter:
         return _through(stages, relays, draws, used, kept) if fits else None
 
     def _swapped(self, stages: Stages, draws: Draws) -> Stages:
-        """The same stages with some neighbours exchanged, as far as that is legal."""
+        """These stages with some neighbours exchanged, as far as that is legal."""
         for _ in range(draws.below(self._rules.max_swaps + 1)):
             place = draws.below(max(1, len(stages) - 1))
             moved = (*stages[:place], *stages[place : place + 2][::-1], *stages[place + 2 :])
@@ -140,7 +140,7 @@ class RandomRouter:
 
 
 def _through(
-    stages: Stages, relays: Relays, draws: Draws, used: Used, kept: Sequence[str] = ()
+    stages: Stages, relays: RelaysByStage, draws: Draws, used: Used, kept: Sequence[str] = ()
 ) -> Path | None:
     """A path through these stages, by relays that are kept, or used least; None if one has none."""
     chosen = []
@@ -177,13 +177,13 @@ class PlannedPaths:
 
 
 def plan_of(snapshot: LinkSnapshot, terms: Terms, visited: int) -> PlannedPaths | None:
-    """The plan; None where there is none, or too many ways to choose from."""
+    """The plan; None where no plan is legal, or there are too many ways to choose from."""
     problem = snapshot.problem(terms, visited)
     if problem is None:
         return None
     stages = snapshot.stages
     quotas = {peer: terms.microbatches for peer, stage in enumerate(stages) if stage == 0}
-    # A slack as large as the iteration is no limit any more.
+    # A slack as large as the iteration is no limit.
     for slack in (0, *(1 << power for power in range(problem.microbatches.bit_length() + 1))):
         looser = replace(problem, rules=replace(problem.rules, stage_slack=slack))
         try:
@@ -218,20 +218,20 @@ class PlannedRouter(RandomRouter):
 
     Attributes:
         plan: the one that holds; None before the first.
-        full: the plan of iterations that skip nothing; None where there are none.
+        full: the plan of iterations that skip nothing; None where all skip.
     """
 
     plan: PlannedPaths | None = None
     full: PlannedPaths | None = None
 
-    def own(self, iteration: int, relays: Relays) -> tuple[Path, ...]:
+    def own(self, iteration: int, relays: RelaysByStage) -> tuple[Path, ...]:
         plan = self.full if self.is_full(iteration, relays) else self.plan
         if plan is None or self.draws_all:
             return ()
         return plan.paths.get(self._origin, ())
 
     def _next(
-        self, iteration: int, number: int, of: int, relays: Relays, draws: Draws, used: Used
+        self, iteration: int, number: int, of: int, relays: RelaysByStage, draws: Draws, used: Used
     ) -> Path | None:
         own = self.own(iteration, relays)
         if not own:

@@ -147,7 +147,7 @@ class LinkSnapshot:
 
 
 def within_slots(rules: PathRules, slots: int) -> PathRules:
-    """The limits of paths over relays that have so many slots at least.
+    """The limits of paths over relays that have this many slots at least.
 
     A path may have fewer descents than its relays have slots (protocol/microbatch/relay.py, rule
     6), and every descent is a swap.
@@ -211,7 +211,7 @@ def _work(
 
 
 def _move_us(rtt_us: int, sender: PipelinePeer, work: StageWork) -> int:
-    """How long a boundary is on its way, beside its time on the line; the mean of both legs."""
+    """How long a boundary is on its way, beside its time on the line; the mean of both ways."""
     forward_us = sender.forward_us
     backward_us = forward_us * work.backward_permille // THOUSAND
     waited_us = max(0, rtt_us - forward_us) + max(0, rtt_us - backward_us)

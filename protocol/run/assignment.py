@@ -13,8 +13,8 @@ Rules of stages
   4. A stage that nobody holds stops all training: then it is enough that the other keeps a peer.
   5. It goes when that has lasted for a while, so that a machine that starts again is not replaced:
      EMPTY_S where nothing trains, CROWDED_S where training would only be faster.
-  6. The peers of a stage go in the order of the digests of their ids, each one such while later
-     than the one before: some are told to stay where they are.
+  6. The peers of a stage go in the order of the digests of their ids, and each waits one such
+     period longer than the one before.
   7. Newcomers that come together may all choose one stage. So each looks again, a few times, before
      it begins. The nth of those that have not begun, in that order, goes at its nth look, when that
      costs nothing yet.
@@ -110,8 +110,10 @@ def stage_need(holders: Sequence[Collection[str]], visited: int) -> Need | None:
     """Args: holders: the ids of the peers that hold each stage, ours among them."""
     stages = range(len(holders))
     fits = frozenset(stages)
-    hands = {peer: Hand(1.0, fits, stage) for stage in stages for peer in holders[stage]}
-    return expert_need(hands, _stage_work(len(holders), visited))
+    trainers = {
+        peer: ExpertTrainer(1.0, fits, stage) for stage in stages for peer in holders[stage]
+    }
+    return expert_need(trainers, _stage_work(len(holders), visited))
 
 
 class Balance:
@@ -141,7 +143,7 @@ def turn_of(peer_id: str) -> bytes:
 
 # --- experts --------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Hand:
+class ExpertTrainer:
     """A peer of a run with experts.
 
     Attributes:
@@ -157,20 +159,20 @@ class Hand:
     pinned: bool = False
 
 
-Hands = Mapping[str, Hand]
+ExpertTrainers = Mapping[str, ExpertTrainer]
 """Peers by their ids."""
 
 
-def expert_loads(flops_left: Sequence[float], hands: Iterable[Hand]) -> list[float]:
+def expert_loads(flops_left: Sequence[float], trainers: Iterable[ExpertTrainer]) -> list[float]:
     """Seconds that each expert still takes; infinite where nobody trains it."""
-    return list(map(_load, flops_left, _speeds(len(flops_left), hands)))
+    return list(map(_load, flops_left, _speeds(len(flops_left), trainers)))
 
 
-def _speeds(experts: int, hands: Iterable[Hand]) -> list[float]:
+def _speeds(experts: int, trainers: Iterable[ExpertTrainer]) -> list[float]:
     speeds = [0.0] * experts
-    for hand in hands:
-        if hand.expert is not None:
-            speeds[hand.expert] += hand.speed
+    for trainer in trainers:
+        if trainer.expert is not None:
+            speeds[trainer.expert] += trainer.speed
     return speeds
 
 
@@ -180,26 +182,26 @@ def _load(flops: float, speed: float) -> float:
     return flops / speed if speed > 0 else math.inf
 
 
-def placed(hands: Hands, flops_left: Sequence[float]) -> dict[str, int]:
+def placed(trainers: ExpertTrainers, flops_left: Sequence[float]) -> dict[str, int]:
     """Where each peer that trains nothing should begin (rule 1).
 
     One that fits no expert with FLOPs left is not among them. Before the branch, the generalist
     alone has some.
     """
     found: dict[str, int] = {}
-    known = dict(hands)
-    for peer_id in sorted(hands, key=turn_of):
-        if hands[peer_id].expert is None:
+    known = dict(trainers)
+    for peer_id in sorted(trainers, key=turn_of):
+        if trainers[peer_id].expert is None:
             expert = _largest(peer_id, known, flops_left)
             if expert is not None:
                 found[peer_id] = expert
-                known[peer_id] = replace(hands[peer_id], expert=expert)
+                known[peer_id] = replace(trainers[peer_id], expert=expert)
     return found
 
 
-def _largest(peer_id: str, hands: Hands, flops_left: Sequence[float]) -> int | None:
-    loads = expert_loads(flops_left, hands.values())
-    fits = hands[peer_id].fits
+def _largest(peer_id: str, trainers: ExpertTrainers, flops_left: Sequence[float]) -> int | None:
+    loads = expert_loads(flops_left, trainers.values())
+    fits = trainers[peer_id].fits
     fitting = [expert for expert, flops in enumerate(flops_left) if flops > 0 and expert in fits]
     return max(
         fitting,
@@ -208,14 +210,14 @@ def _largest(peer_id: str, hands: Hands, flops_left: Sequence[float]) -> int | N
     )
 
 
-def expert_need(hands: Hands, flops_left: Sequence[float]) -> Need | None:
+def expert_need(trainers: ExpertTrainers, flops_left: Sequence[float]) -> Need | None:
     """The move that would help most, and the peers that could make it (rules 2, 3 and 5)."""
-    speeds = _speeds(len(flops_left), hands.values())
+    speeds = _speeds(len(flops_left), trainers.values())
     loads = list(map(_load, flops_left, speeds))
     of: list[list[str]] = [[] for _ in loads]
-    for peer_id, hand in hands.items():
-        if hand.expert is not None:
-            of[hand.expert].append(peer_id)
+    for peer_id, trainer in trainers.items():
+        if trainer.expert is not None:
+            of[trainer.expert].append(peer_id)
     unspent = [expert for expert, flops in enumerate(flops_left) if flops > 0]
     several = sorted((e for e in unspent if len(of[e]) > 1), key=lambda e: (loads[e], e))
     for target in sorted(unspent, key=lambda e: (-loads[e], -flops_left[e], e)):
@@ -224,9 +226,9 @@ def expert_need(hands: Hands, flops_left: Sequence[float]) -> Need | None:
                 peer_id
                 for peer_id in of[source]
                 if source != target
-                and not hands[peer_id].pinned
-                and target in hands[peer_id].fits
-                and _helps(hands[peer_id].speed, flops_left, speeds, source, target)
+                and not trainers[peer_id].pinned
+                and target in trainers[peer_id].fits
+                and _helps(trainers[peer_id].speed, flops_left, speeds, source, target)
             ]
             if movers:
                 return Need(Move(source, target), movers, not of[target])

@@ -9,7 +9,7 @@ result follows from that (protocol/diloco/audits.py). A result is signed by its 
 every peer that holds it can give it to one that lacks it: what is signed lists every chunk of the
 owner's batch with base, contributors and the digest of its codes, and which contributions it was
 made of; the codes that follow may be those of some chunks only (`carried`). The digest of a chunk's
-codes is the root over its leaves (protocol/fragment/code_tree.py).
+codes is the root over its leaves (protocol/fragment/leaf_tree.py).
 
 What is about a group carries its digest (group.py); so does what an owner signs.
 """

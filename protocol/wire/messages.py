@@ -21,7 +21,7 @@ one frame (frames.py). A payload of raw bytes may follow only where the message 
                       > GetStamps < Stamps           > GetResult < Result + codes
                       > GetChunkState < ChunkStateReply + values     or a Refusal
                       > GetOpening < Opening + leaves   > Doubt, Proof + evidence
-    /loco/stage/3     > Trip    < Credit or Refusal  > Boundary + codes  < BoundaryKept
+    /loco/stage/3     > Hop     < Credit or Refusal  > Boundary + codes  < BoundaryKept
                       > Announcement, Lost    < Noted
                       > GetLinks < LinksReply + vector  > GetSnapshot < SnapshotReply + snapshot
     /loco/experts/1   > GetLogProbs < LogProbs + values

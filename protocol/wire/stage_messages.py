@@ -11,8 +11,8 @@ and its gradient walks the same way back:
     forward    -------------------------->
     backward   <--------------------------
 
-A *trip* is a microbatch's move to a place: with each, its activations (or their gradient) go from
-one peer to the next. A `score` is a forward that no gradient follows.
+A *hop* takes a microbatch to a place: with each, its activations (or their gradient) go from one
+peer to the next. A `score` is a forward that no gradient follows.
 
 A *path* is the relays in the order of the forward, with the stage of each. Stages may be left out,
 and visited in another order than they are numbered in, within the limits of the run spec (CC3,
@@ -25,7 +25,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from protocol import limits
@@ -43,7 +43,7 @@ RelayStages = Annotated[
 
 
 # --- a microbatch on its way ----------------------------------------------------------------------
-class Leg(StrEnum):
+class Direction(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     SCORE = "score"
@@ -76,12 +76,12 @@ class Path(Struct, frozen=True):
     plan: Digest | None = None
 
 
-Relays = tuple[tuple[str, ...], ...]
+RelaysByStage = tuple[tuple[str, ...], ...]
 """The peers of each stage from the second on, sorted."""
 
 
-class Trip(Message, frozen=True, tag="trip"):
-    """A move of a microbatch; said to another peer, it is an offer of its boundary.
+class Hop(Message, frozen=True, tag="trip"):
+    """One hop of a microbatch; said to another peer, it is an offer of its boundary.
 
     Attributes:
         place: where it goes to; see the top of the file.
@@ -89,7 +89,7 @@ class Trip(Message, frozen=True, tag="trip"):
     """
 
     microbatch: Microbatch
-    leg: Leg
+    direction: Direction = field(name="leg")
     path: Path
     place: Place
     attempt: Count = 0
@@ -100,7 +100,7 @@ class Trip(Message, frozen=True, tag="trip"):
 
     @property
     def sender(self) -> str:
-        return self._at(self.place + (1 if self.leg is Leg.BACKWARD else -1))
+        return self._at(self.place + (1 if self.direction is Direction.BACKWARD else -1))
 
     def _at(self, place: int) -> str:
         relays = self.path.relays
@@ -119,7 +119,7 @@ class Trip(Message, frozen=True, tag="trip"):
         return sum(after < before for before, after in pairwise(ahead))
 
     def check(self, sender: str, receiver: str) -> None:
-        """Raise RemoteProtocolError where this is no trip from one peer to the other."""
+        """Raise RemoteProtocolError where this is no hop from one peer to the other."""
         relays = self.path.relays
         if len(set(relays)) != len(relays) or not relays or self.microbatch.origin in relays:
             raise RemoteProtocolError("a path visits every peer once, its data peer never")
@@ -128,26 +128,26 @@ class Trip(Message, frozen=True, tag="trip"):
         if self.place > len(relays) + 1 or (self.sender, self.receiver) != (sender, receiver):
             raise RemoteProtocolError("a boundary goes from one peer of its path to the next")
 
-    def next_move(self) -> "Trip | None":
-        """The move that follows once this one has been worked on; None at the end of the path."""
+    def next_hop(self) -> "Hop | None":
+        """The hop that follows once this one has been worked on; None at the end of the path."""
         if self.receiver != self.microbatch.origin:
             return self.onward()
-        return self.back() if self.leg is Leg.FORWARD else None
+        return self.back() if self.direction is Direction.FORWARD else None
 
-    def onward(self) -> "Trip":
-        return replace(self, place=self.place + (-1 if self.leg is Leg.BACKWARD else 1))
+    def onward(self) -> "Hop":
+        return replace(self, place=self.place + (-1 if self.direction is Direction.BACKWARD else 1))
 
-    def back(self) -> "Trip":
-        """The gradient's move from the receiver of this forward to the place before."""
-        return replace(self, leg=Leg.BACKWARD, place=self.place - 1)
+    def back(self) -> "Hop":
+        """The gradient's hop from the receiver of this forward to the place before."""
+        return replace(self, direction=Direction.BACKWARD, place=self.place - 1)
 
 
 # --- what is said ---------------------------------------------------------------------------------
 class Credit(Message, frozen=True, tag="credit"):
-    """The boundary may be sent; the answer to a trip, which may take a while.
+    """The boundary may be sent; the answer to a hop, which may take a while.
 
     Attributes:
-        waited_s: how long the trip waited for it, by the receiver's clock.
+        waited_s: how long the hop waited for it, by the receiver's clock.
     """
 
     waited_s: NonNegative

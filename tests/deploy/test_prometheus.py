@@ -13,7 +13,7 @@ from peer.facts import RoundTiming
 from peer.observe.endpoint import Site, pages_of, serve
 from peer.observe.metrics import Metrics
 from peer.options.values import HostPort
-from protocol.microbatch.core import Counted
+from protocol.microbatch.core import MicrobatchEvent
 
 
 @pytest.mark.slow
@@ -40,7 +40,7 @@ async def test_every_query_returns_data_from_a_peer_that_knows_everything(tmp_pa
         scrapes += 1
         now.facts.count_timing(RoundTiming(0.5, 0.5, 0.5, 0.5))
         now.facts.count_averaged()
-        now.facts.microbatches[Counted.DONE] += 1
+        now.facts.microbatches[MicrobatchEvent.DONE] += 1
         now.facts.pipeline.other_plans += 1
         if scrapes == 5:
             scraped_often.set()

@@ -214,13 +214,13 @@ class _LoggedTrainer(PretendedTrainer):
 
     log: Callable[..., None]
 
-    async def _pass(self, leg: Any, number: Any, slot: Any, loss: Any) -> Any:
-        self.log("passes", leg=leg, microbatch=number, loss=loss)
-        return await super()._pass(leg, number, slot, loss)
+    async def _pass(self, direction: Any, number: Any, slot: Any, loss: Any) -> Any:
+        self.log("passes", leg=direction, microbatch=number, loss=loss)
+        return await super()._pass(direction, number, slot, loss)
 
     async def _come_back(self, command: Any, away: Any) -> None:
-        leg, number = command.leg, command.number
-        self.log("came_back", leg=leg, microbatch=number, counts=number in away)
+        direction, number = command.direction, command.number
+        self.log("came_back", leg=direction, microbatch=number, counts=number in away)
         await super()._come_back(command, away)
 
 

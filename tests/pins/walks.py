@@ -23,7 +23,7 @@ from traces import Trace
 
 from peer.simulation.swarm import SwarmOptions, open_swarm
 from protocol.run.run_spec import RunSpec
-from protocol.wire.stage_messages import Leg
+from protocol.wire.stage_messages import Direction
 
 
 class Ends:
@@ -142,15 +142,15 @@ class _OnItsWay(PretendedTrainer):
         self.back = trio.Event()
         self.trace = Trace()
 
-    async def _produce(self, leg: Any, number: Any, boundary: Any, loss: Any) -> None:
-        if (self.stage, leg, number) == (0, Leg.FORWARD, SECOND):
+    async def _produce(self, direction: Any, number: Any, boundary: Any, loss: Any) -> None:
+        if (self.stage, direction, number) == (0, Direction.FORWARD, SECOND):
             self.waits.set()
             await self.may_begin.wait()
             self.trace.begin()
-        await super()._produce(leg, number, boundary, loss)
+        await super()._produce(direction, number, boundary, loss)
 
     async def _come_back(self, command: Any, away: Any) -> None:
-        is_gradient = (command.leg, command.number) == (Leg.BACKWARD, SECOND)
+        is_gradient = (command.direction, command.number) == (Direction.BACKWARD, SECOND)
         await super()._come_back(command, away)
         if is_gradient:
             self.trace.end()

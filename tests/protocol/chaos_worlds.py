@@ -4,7 +4,7 @@ from collections import Counter
 
 from microbatch_worlds import MicrobatchWorld
 
-from protocol.microbatch.core import Counted
+from protocol.microbatch.core import MicrobatchEvent
 
 
 class ChaosWorld(MicrobatchWorld):
@@ -76,4 +76,7 @@ class ChaosWorld(MicrobatchWorld):
 
     def ends(self):
         """Begun, done and lost, of all data peers."""
-        return tuple(self.total(what) for what in (Counted.BEGUN, Counted.DONE, Counted.LOST))
+        return tuple(
+            self.total(what)
+            for what in (MicrobatchEvent.BEGUN, MicrobatchEvent.DONE, MicrobatchEvent.LOST)
+        )

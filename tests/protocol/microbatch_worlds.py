@@ -12,14 +12,14 @@ from functools import partial
 from itertools import combinations
 
 from protocol.microbatch.checks import Checks, Compare, Differing, Read
-from protocol.microbatch.core import AnswerOffer, Command, SendBoundary, Tell
+from protocol.microbatch.core import AnswerOffer, Command, OfferAhead, SendBoundary, SendNotice
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import Drop, Filled, Finish, Resend
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
-from protocol.wire.stage_messages import Announcement, Leg, Lost, Noted, Trip
+from protocol.wire.stage_messages import Announcement, Direction, Hop, Lost, Noted
 
 PATIENCE_S = 30.0
 SLOTS = 3
@@ -39,7 +39,7 @@ class Books:
 
 
 class Ahead:
-    """A trip that was offered before there is anything to send; `told` is who waits for that.
+    """A hop that was offered before there is anything to send; `told` is who waits for that.
 
     The stream ends with the life of the receiver's trainer.
     """
@@ -78,7 +78,7 @@ class MicrobatchWorld:
 
     Attributes:
         hears_late: chance that a relay, as it looks around, has not heard yet that one trains.
-        is_refused: whether a receiver refuses what a trip brings, since it cannot be right.
+        is_refused: whether a receiver refuses what a hop brings, since it cannot be right.
         made: what a relay adds to a boundary that a check reads, of a copy or of its original.
         differing: what data peers have found to differ.
     """
@@ -116,20 +116,20 @@ class MicrobatchWorld:
         self.named = {}
         self.applied: Counter[tuple[int, object]] = Counter()
         self.offers = {}
-        self.ahead: dict[tuple[Node, Trip], Ahead] = {}
+        self.ahead: dict[tuple[Node, Hop], Ahead] = {}
         self.forgotten: dict[tuple[str, object], int] = {}
         self.asked = {}
         self.taken = set()
         self.path: tuple[str, ...] = ()
         self.forwards: Counter[str] = Counter()
-        self.trips = {}
+        self.hops = {}
         self.tickets = 0
         self.begun: Counter[str] = Counter()
         self.unborn: dict[str, deque[int]] = {}
         self.out = {}
         self.failing = 0.0
         self.hears_late = 0.0
-        self.is_refused = lambda trip: False
+        self.is_refused = lambda hop: False
         self.made = lambda relay, is_copy: 0.0
         self.differing: list[Differing] = []
         self.heard: set[tuple[str, str]] = set()
@@ -143,11 +143,11 @@ class MicrobatchWorld:
         for name in sorted(living):
             core = self.nodes[name].core
             if name in self.origins:
-                self.do(name, core.present(relays, self.now_s, trained=self.trained))
+                self.do(name, core.peers_changed(relays, self.now_s, trained=self.trained))
             else:
                 self.hear(name, origins)
                 heard = [each for each in origins if (name, each) in self.heard]
-                self.do(name, core.present(heard, self.now_s, ended=False, alive=origins))
+                self.do(name, core.peers_changed(heard, self.now_s, ended=False, alive=origins))
             self.do(name, core.ticked(self.now_s))
 
     def hear(self, name, origins):
@@ -173,7 +173,7 @@ class MicrobatchWorld:
         while unborn and len(node.books.held) < IN_FLIGHT:
             number = unborn.popleft()
             node.books.held[number] = "embedded"
-            produced = node.core.produced(Leg.FORWARD, number, number, None, self.now_s)
+            produced = node.core.produced(Direction.FORWARD, number, number, None, self.now_s)
             self.do(node.name, produced)
 
     def kill(self, name):
@@ -251,8 +251,8 @@ class MicrobatchWorld:
                 self.todo.append(partial(self.compare, node, command.check))
             elif isinstance(command, Differing):
                 self.differing.append(command)
-            elif isinstance(command, Trip):  # under way before anything else is done
-                self.offer_ahead(node, command)
+            elif isinstance(command, OfferAhead):  # under way before anything else is done
+                self.offer_ahead(node, command.hop)
             else:
                 self.todo.append(partial(self.obey, node, command))
 
@@ -285,12 +285,16 @@ class MicrobatchWorld:
                 if ticket in self.offers:
                     self.offers.pop(ticket)(refusal)
                 elif refusal is None:  # nobody is there any more
-                    self.do(node.name, node.core.broke_off(self.trips[ticket], self.now_s))
-            case SendBoundary(trip, slot, loss):
-                if trip.place == 1 and trip.leg is Leg.FORWARD and node.name in self.origins:
-                    self.named[trip.microbatch] = (node.name, slot)
-                self.send(node, trip, loss)
-            case Tell(to, message):
+                    self.do(node.name, node.core.broke_off(self.hops[ticket], self.now_s))
+            case SendBoundary(hop, slot, loss):
+                if (
+                    hop.place == 1
+                    and hop.direction is Direction.FORWARD
+                    and node.name in self.origins
+                ):
+                    self.named[hop.microbatch] = (node.name, slot)
+                self.send(node, hop, loss)
+            case SendNotice(to, message):
                 if isinstance(message, Lost):
                     self.withdraw(node, message)
                 self.todo += [partial(self.tell, node, other, message) for other in to]
@@ -305,7 +309,7 @@ class MicrobatchWorld:
                 self.embed(node)
             case Resend(number):
                 if number in node.books.held:
-                    again = node.core.produced(Leg.FORWARD, number, number, None, self.now_s)
+                    again = node.core.produced(Direction.FORWARD, number, number, None, self.now_s)
                     self.do(node.name, again)
             case Finish():
                 node.books.steps.append(node.books.in_step)
@@ -325,18 +329,20 @@ class MicrobatchWorld:
         if other.alive and not (may_fail and self.random.random() < self.failing):
             if isinstance(message, Lost) and name not in self.origins:
                 self.withdraw(other, message)
-            answer, commands = other.core.told(node.name, message, self.now_s)
+            answer, commands = other.core.on_message(node.name, message, self.now_s)
             self.do(name, commands)
         if node.name in self.origins and isinstance(answer, Noted):
             self.do(node.name, node.core.noted(name, message, answer))
 
     def compute(self, node, command):
-        leg, number, books, core = command.leg, command.number, node.books, node.core
+        direction, number, books, core = command.direction, command.number, node.books, node.core
         if node.name in self.origins:
             assert number in books.held
-            if leg is Leg.FORWARD:
+            if direction is Direction.FORWARD:
                 books.held[number] = "finished"
-                self.do(node.name, core.produced(Leg.BACKWARD, number, number, 1.0, self.now_s))
+                self.do(
+                    node.name, core.produced(Direction.BACKWARD, number, number, 1.0, self.now_s)
+                )
                 return
             del books.held[number]
             books.added[number] += 1
@@ -344,15 +350,15 @@ class MicrobatchWorld:
             self.do(node.name, core.returned(number, self.now_s))
             self.embed(node)
             return
-        if leg is Leg.FORWARD:
+        if direction is Direction.FORWARD:
             assert number not in books.held
             books.held[number] = "forwarded"
             self.forwards[node.name] += 1
-            self.do(node.name, core.produced(leg, number, number, None, self.now_s))
+            self.do(node.name, core.produced(direction, number, number, None, self.now_s))
             return
-        if leg is Leg.SCORE:
+        if direction is Direction.SCORE:
             self.forwards[node.name] += 1
-            self.do(node.name, core.produced(leg, number, number, None, self.now_s))
+            self.do(node.name, core.produced(direction, number, number, None, self.now_s))
             return
         assert books.held.pop(number) == "forwarded"
         if command.adds:
@@ -360,96 +366,96 @@ class MicrobatchWorld:
             books.in_step += 1
             held = core.numbered(number)
             if held is not None:  # the iteration has not ended without it
-                books.pending.append(held.trip.microbatch)
-        self.do(node.name, core.produced(leg, number, number, command.loss, self.now_s))
+                books.pending.append(held.hop.microbatch)
+        self.do(node.name, core.produced(direction, number, number, command.loss, self.now_s))
         self.do(node.name, core.returned(number, self.now_s))
 
-    def send(self, node, trip, loss):
-        """Offer, and bring it when it is welcome; some trips fail."""
-        other = self.nodes[trip.receiver]
+    def send(self, node, hop, loss):
+        """Offer, and bring it when it is welcome; some hops fail."""
+        other = self.nodes[hop.receiver]
         if not other.alive or self.random.random() < self.failing:
-            self.do(node.name, node.core.sent(trip, self.now_s, taken=False))
+            self.do(node.name, node.core.sent(hop, self.now_s, taken=False))
             return
-        ahead, life = self.ahead.pop((node, trip), None) or self.offer(node, trip), node.life
+        ahead, life = self.ahead.pop((node, hop), None) or self.offer(node, hop), node.life
         other = ahead.receiver
 
         def answered(refusal):
             is_asked_for = self.is_here(node) and life == node.life
             if not is_asked_for:
                 if refusal is None and self.is_here(other):
-                    self.do(other.name, other.core.broke_off(trip, self.now_s))
-                self.fail(node, trip)
+                    self.do(other.name, other.core.broke_off(hop, self.now_s))
+                self.fail(node, hop)
             elif refusal is None:
-                self.todo.append(lambda: self.bring(node, life, ahead, trip, loss))
+                self.todo.append(lambda: self.bring(node, life, ahead, hop, loss))
             else:
-                self.do(node.name, node.core.sent(trip, self.now_s, taken=False))
+                self.do(node.name, node.core.sent(hop, self.now_s, taken=False))
 
         ahead.when_answered(answered)
 
-    def fail(self, node, trip):
+    def fail(self, node, hop):
         """What a trainer had made is gone with it."""
         if self.is_here(node):
-            self.do(node.name, node.core.sent(trip, self.now_s, taken=False))
+            self.do(node.name, node.core.sent(hop, self.now_s, taken=False))
 
-    def offer(self, node, trip):
+    def offer(self, node, hop):
         """Ask the receiver."""
-        other = self.nodes[trip.receiver]
+        other = self.nodes[hop.receiver]
         ticket, self.tickets = self.tickets, self.tickets + 1
         ahead = Ahead(ticket, other)
         self.offers[ticket] = ahead.answered
-        self.trips[ticket] = trip
+        self.hops[ticket] = hop
         self.asked[ticket] = (node, node.life, other)
-        self.do(other.name, other.core.offered(ticket, trip))
+        self.do(other.name, other.core.offered(ticket, hop))
         return ahead
 
-    def offer_ahead(self, node, trip):
+    def offer_ahead(self, node, hop):
         """Ask the receiver before there is anything to send, unless it is lost already."""
-        is_known = trip.attempt > self.forgotten.get((node.name, trip.microbatch), -1)
-        there = self.is_here(node) and self.nodes[trip.receiver].alive
-        if is_known and there and (node, trip) not in self.ahead:
-            self.ahead[node, trip] = self.offer(node, trip)
+        is_known = hop.attempt > self.forgotten.get((node.name, hop.microbatch), -1)
+        there = self.is_here(node) and self.nodes[hop.receiver].alive
+        if is_known and there and (node, hop) not in self.ahead:
+            self.ahead[node, hop] = self.offer(node, hop)
 
     def withdraw(self, node, lost):
         """What was offered ahead will not come: its stream is closed."""
         key = node.name, lost.microbatch
         self.forgotten[key] = max(lost.attempt, self.forgotten.get(key, 0))
-        for asker, trip in list(self.ahead):
-            is_lost = trip.microbatch == lost.microbatch and trip.attempt <= lost.attempt
+        for asker, hop in list(self.ahead):
+            is_lost = hop.microbatch == lost.microbatch and hop.attempt <= lost.attempt
             if asker is node and is_lost:
-                self.take_back(node, trip)
+                self.take_back(node, hop)
 
-    def take_back(self, node, trip):
-        ahead = self.ahead.pop((node, trip))
+    def take_back(self, node, hop):
+        ahead = self.ahead.pop((node, hop))
         other = ahead.receiver
         if self.offers.pop(ahead.ticket, None) is not None:
             self.do(other.name, other.core.withdrawn(ahead.ticket))
         elif ahead.answers == [None] and self.is_here(other):
-            self.do(other.name, other.core.broke_off(trip, self.now_s))
+            self.do(other.name, other.core.broke_off(hop, self.now_s))
 
-    def bring(self, node, life, ahead, trip, loss):
+    def bring(self, node, life, ahead, hop, loss):
         other = ahead.receiver
         if not self.is_here(node) or life != node.life:
             if self.is_here(other):
-                self.do(other.name, other.core.broke_off(trip, self.now_s))
-            self.fail(node, trip)
+                self.do(other.name, other.core.broke_off(hop, self.now_s))
+            self.fail(node, hop)
             return
         taken = self.is_here(other) and other.life == ahead.life
-        if taken and self.is_refused(trip):
+        if taken and self.is_refused(hop):
             taken = False
-            self.do(other.name, other.core.broke_off(trip, self.now_s, refused=True))
+            self.do(other.name, other.core.broke_off(hop, self.now_s, refused=True))
         elif taken:
-            self.taken.add((trip.leg, trip.place))
-            self.path = trip.path.relays
-            if (onward := trip.next_move()) is not None:
+            self.taken.add((hop.direction, hop.place))
+            self.path = hop.path.relays
+            if (onward := hop.next_hop()) is not None:
                 self.offer_ahead(other, onward)
-            self.do(other.name, other.core.arrived(trip, 0, loss))
-        self.do(node.name, node.core.sent(trip, self.now_s, taken=taken))
+            self.do(other.name, other.core.arrived(hop, 0, loss))
+        self.do(node.name, node.core.sent(hop, self.now_s, taken=taken))
 
     def break_streams(self, node):
         """A peer is gone, or its trainer: who asked it hears so, and whom it asked."""
-        for asker, trip in list(self.ahead):
+        for asker, hop in list(self.ahead):
             if asker is node:
-                self.take_back(node, trip)
+                self.take_back(node, hop)
         for ticket, (asker, life, other) in list(self.asked.items()):
             if ticket not in self.offers:
                 del self.asked[ticket]

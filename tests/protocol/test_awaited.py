@@ -79,10 +79,10 @@ def test_short_iterations_are_waited_for_longer_than_several_of_them():
 
 def test_a_relay_steps_without_a_data_peer_that_announces_nothing():
     relay, now_s, lasted = RelayCore(slots=4, patience_s=PATIENCE_S), 0.0, list[float]()
-    relay.present(("a", "b"), now_s, ended=False)
+    relay.peers_changed(("a", "b"), now_s, ended=False)
     for iteration in range(1, 30):
         if iteration == 6:
-            relay.present(("a", "b", "liar"), now_s, ended=False)
+            relay.peers_changed(("a", "b", "liar"), now_s, ended=False)
         began_s = now_s
         commands = relay.announced("a", iteration, now_s)
         commands += relay.announced("b", iteration, now_s)

@@ -6,7 +6,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from protocol.microbatch import checks
-from protocol.microbatch.core import Counted
+from protocol.microbatch.core import MicrobatchEvent
 
 SEEDS = st.integers(0, 100_000)
 PHASES = (Phase.explicit, Phase.generate)
@@ -77,7 +77,7 @@ def test_without_checks_nobody_notices(seed):
     world = run(world_of(seed, lies, checked=False), 20)
     assert left_out(world) == [set(), set()]
     assert not world.differing
-    assert world.total(Counted.CHECKED) == 0
+    assert world.total(MicrobatchEvent.CHECKED) == 0
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_honest_relays_that_die_and_come_back_are_never_left_out(seed):
     world = run(world_of(seed, replicas, troubles=3), 20)
     assert left_out(world) == [set(), set()]
     assert not world.differing
-    assert world.total(Counted.CHECKED) > 0
+    assert world.total(MicrobatchEvent.CHECKED) > 0
 
 
 @pytest.mark.slow

@@ -18,12 +18,12 @@ from protocol.microbatch.checks import (
     Checks,
     Differing,
 )
-from protocol.microbatch.data_peer import but
+from protocol.microbatch.data_peer import without_failed
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
-from protocol.wire.stage_messages import Microbatch, Path, Relays
+from protocol.wire.stage_messages import Microbatch, Path, RelaysByStage
 
-STAGES: Relays = (("a1", "b1", "c1"), ("a2", "b2", "c2"), ("a3", "b3", "c3"))
+STAGES: RelaysByStage = (("a1", "b1", "c1"), ("a2", "b2", "c2"), ("a3", "b3", "c3"))
 SHARE = 0.03
 HONEST = 0.15
 """How far honest replicas are apart, at most (docs/log.md)."""
@@ -50,7 +50,7 @@ class Judge:
     def send(self, microbatches):
         for _ in range(microbatches):
             self.sent += 1
-            relays = but(self.relays, self.left_out)
+            relays = without_failed(self.relays, self.left_out)
             (path,) = self.router.paths(self.sent, 1, relays)
             with mock.patch.object(checks, "CHECKED", self.every):
                 drawn = self.checks.draw(Microbatch("data", self.sent, self.sent), path, relays)

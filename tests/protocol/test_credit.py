@@ -3,18 +3,18 @@
 import pytest
 from microbatch_worlds import PATIENCE_S
 
-from protocol.microbatch.core import AnswerOffer, SendBoundary, Tell
+from protocol.microbatch.core import AnswerOffer, OfferAhead, SendBoundary, SendNotice
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import Drop, Filled, Freed
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
-from protocol.wire.stage_messages import Leg, Lost, Microbatch, Path, Trip
+from protocol.wire.stage_messages import Direction, Hop, Lost, Microbatch, Path
 
 WELCOME, TWICE = AnswerOffer(1), AnswerOffer(1, RefusalReason.TWICE)
 PATH = Path(("relay",), (1,))
-FIRST = Trip(Microbatch("data", 1, 1), Leg.FORWARD, PATH, 1)
+FIRST = Hop(Microbatch("data", 1, 1), Direction.FORWARD, PATH, 1)
 
 
 @pytest.fixture
@@ -24,12 +24,12 @@ def relay() -> RelayCore:
     relay.announced("data", 1, 0.0)
     assert relay.offered(1, FIRST) == [WELCOME]
     relay.arrived(FIRST, 0, None)
-    relay.produced(Leg.FORWARD, 0, 7, None, 0.0)
+    relay.produced(Direction.FORWARD, 0, 7, None, 0.0)
     return relay
 
 
-def backward(attempt: int = 0) -> Trip:
-    return Trip(FIRST.microbatch, Leg.BACKWARD, PATH, 1, attempt=attempt)
+def backward(attempt: int = 0) -> Hop:
+    return Hop(FIRST.microbatch, Direction.BACKWARD, PATH, 1, attempt=attempt)
 
 
 def test_a_relay_welcomes_a_gradient_once_and_again_after_it_broke_off(relay: RelayCore) -> None:
@@ -41,7 +41,7 @@ def test_a_relay_welcomes_a_gradient_once_and_again_after_it_broke_off(relay: Re
 
 def test_a_later_attempt_waits_until_the_one_before_is_forgotten(relay: RelayCore) -> None:
     assert relay.offered(1, backward()) == [WELCOME]
-    again = Trip(FIRST.microbatch, Leg.FORWARD, PATH, 1, attempt=1)
+    again = Hop(FIRST.microbatch, Direction.FORWARD, PATH, 1, attempt=1)
     assert relay.offered(1, again) == []
     assert relay.lost(FIRST.microbatch, "another") == []
     assert relay.lost(FIRST.microbatch, "data") == [Drop(0), WELCOME]
@@ -54,39 +54,39 @@ def test_what_is_being_added_is_waited_for_and_comes_again_without_being_added(
     relay: RelayCore,
 ) -> None:
     assert relay.offered(1, backward()) == [WELCOME]
-    assert relay.arrived(backward(), 3, 2.0) == [Filled(Leg.BACKWARD, 0, 3, 2.0)]
+    assert relay.arrived(backward(), 3, 2.0) == [Filled(Direction.BACKWARD, 0, 3, 2.0)]
     assert relay.lost(FIRST.microbatch, "data") == []
-    again = Trip(FIRST.microbatch, Leg.FORWARD, PATH, 1, attempt=1)
+    again = Hop(FIRST.microbatch, Direction.FORWARD, PATH, 1, attempt=1)
     assert relay.offered(1, again) == []
-    assert relay.produced(Leg.BACKWARD, 0, 7, 2.0, 0.0) == [Freed(7)]
+    assert relay.produced(Direction.BACKWARD, 0, 7, 2.0, 0.0) == [Freed(7)]
     assert relay.returned(0, 0.0) == [WELCOME]
-    assert relay.arrived(again, 4, None) == [Filled(Leg.FORWARD, 1, 4, None, adds=False)]
+    assert relay.arrived(again, 4, None) == [Filled(Direction.FORWARD, 1, 4, None, adds=False)]
 
 
 @pytest.fixture
 def data_peer() -> DataPeerCore:
     """One with a microbatch that has set out."""
     core = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), PATIENCE_S)
-    core.present((("relay",),), 0.0, trained=True)
+    core.peers_changed((("relay",),), 0.0, trained=True)
     core.begun(1, 0.0)
-    (sent,) = core.produced(Leg.FORWARD, 0, 7, None, 0.0)
+    (sent,) = core.produced(Direction.FORWARD, 0, 7, None, 0.0)
     assert isinstance(sent, SendBoundary)
-    assert sent.trip == FIRST
+    assert sent.hop == FIRST
     return core
 
 
-@pytest.mark.parametrize("move", [FIRST.onward(), FIRST.back()], ids=["loss", "home"])
-def test_a_data_peer_welcomes_a_move_once(data_peer: DataPeerCore, move: Trip) -> None:
-    assert data_peer.offered(1, move)[0] == WELCOME
-    assert data_peer.offered(1, move) == [TWICE]
-    data_peer.arrived(move, 0, 2.0)
-    assert WELCOME not in data_peer.offered(1, move)
+@pytest.mark.parametrize("hop", [FIRST.onward(), FIRST.back()], ids=["loss", "home"])
+def test_a_data_peer_welcomes_a_hop_once(data_peer: DataPeerCore, hop: Hop) -> None:
+    assert data_peer.offered(1, hop)[0] == WELCOME
+    assert data_peer.offered(1, hop) == [TWICE]
+    data_peer.arrived(hop, 0, 2.0)
+    assert WELCOME not in data_peer.offered(1, hop)
 
 
 def test_a_data_peer_welcomes_what_was_offered_ahead_once_until_it_breaks_off() -> None:
     router = RandomRouter("data", 0, 2, NO_SWAPS)
     core = DataPeerCore("data", router, PATIENCE_S, in_flight=1)
-    core.present((("relay",),), 0.0, trained=True)
+    core.peers_changed((("relay",),), 0.0, trained=True)
     core.begun(1, 0.0)
     for _ in range(2):
         assert core.offered(1, FIRST.onward()) == [WELCOME]
@@ -97,17 +97,17 @@ def test_a_data_peer_welcomes_what_was_offered_ahead_once_until_it_breaks_off() 
 def test_what_was_offered_ahead_under_a_name_that_a_relay_has_forgotten_is_taken_back() -> None:
     router = RandomRouter("data", 0, 2, NO_SWAPS)
     core = DataPeerCore("data", router, PATIENCE_S, in_flight=1)
-    core.present((("relay",),), 0.0, trained=True)
-    assert FIRST in core.begun(1, 0.0)
+    core.peers_changed((("relay",),), 0.0, trained=True)
+    assert OfferAhead(FIRST) in core.begun(1, 0.0)
     lost = Lost(FIRST.microbatch)
     assert core.lost(lost, "another") == []
-    assert core.lost(lost, "relay") == [Tell(("relay",), lost)]
+    assert core.lost(lost, "relay") == [SendNotice(("relay",), lost)]
     assert core.lost(lost, "relay") == []
-    (sent,) = core.produced(Leg.FORWARD, 0, 7, None, 0.0)
+    (sent,) = core.produced(Direction.FORWARD, 0, 7, None, 0.0)
     assert isinstance(sent, SendBoundary)
-    assert sent.trip.microbatch == Microbatch("data", 1, 2)
+    assert sent.hop.microbatch == Microbatch("data", 1, 2)
 
 
 def test_what_trains_does_not_come_back_as_a_score(data_peer: DataPeerCore) -> None:
-    score = Trip(FIRST.microbatch, Leg.SCORE, PATH, 2)
+    score = Hop(FIRST.microbatch, Direction.SCORE, PATH, 2)
     assert data_peer.offered(1, score) == [AnswerOffer(1, RefusalReason.UNAVAILABLE)]

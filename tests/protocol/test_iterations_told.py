@@ -6,7 +6,7 @@ from microbatch_worlds import PATIENCE_S
 
 from protocol.errors import RemoteProtocolError
 from protocol.limits import MAX_ITERATION
-from protocol.microbatch.core import Tell
+from protocol.microbatch.core import SendNotice
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.iterations import MAX_LEAP
 from protocol.microbatch.relay import RelayCore
@@ -22,7 +22,7 @@ MORE_THAN_ALL = (1 << 63) - 1
 def next_after(told: dict[str, int], iterations: int = 1) -> int:
     """The iteration that a data peer sets out for, once relays have told of theirs."""
     core = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), PATIENCE_S)
-    core.present((("a", "b", "c"),), 0.0, trained=True)
+    core.peers_changed((("a", "b", "c"),), 0.0, trained=True)
     for relay, iteration in told.items():
         core.noted(relay, Announcement(1), Noted(iteration))
     for _ in range(iterations):
@@ -39,7 +39,7 @@ def test_a_relay_that_tells_of_one_far_ahead_takes_no_data_peer_along() -> None:
 def test_a_stage_whose_only_relay_is_ahead_takes_data_peers_along() -> None:
     """It has waited in vain, while another stage had nobody; those of that one come anew."""
     core = DataPeerCore("data", RandomRouter("data", 0, 3, NO_SWAPS), PATIENCE_S)
-    core.present((("waited",), ("b", "c")), 0.0, trained=True)
+    core.peers_changed((("waited",), ("b", "c")), 0.0, trained=True)
     for relay, iteration in {"waited": 48, "b": 5, "c": 5}.items():
         core.noted(relay, Announcement(1), Noted(iteration))
     core.begun(1, 0.0)
@@ -53,18 +53,18 @@ def test_one_that_is_alone_takes_it_a_leap_and_no_further() -> None:
 
 def test_a_data_peer_that_is_alone_takes_a_relay_a_leap_and_no_further() -> None:
     relay = RelayCore(slots=4, patience_s=PATIENCE_S)
-    relay.present(("liar",), 0.0, ended=False)
+    relay.peers_changed(("liar",), 0.0, ended=False)
     assert Finish() in relay.announced("liar", MORE_THAN_ALL, 0.0)
     assert relay.iteration == MAX_LEAP
     relay.stepped(1.0)
     assert relay.iteration == 2 * MAX_LEAP
     # One that joins with it catches up, and goes on.
     core = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), PATIENCE_S)
-    core.present((("a",),), 0.0, trained=True)
+    core.peers_changed((("a",),), 0.0, trained=True)
     for _ in range(2):
         core.noted("a", Announcement(1), Noted(relay.newest_for("data")))
         commands = core.begun(1, 1.0)
-    assert Tell(("a",), Announcement(2 * MAX_LEAP)) in commands
+    assert SendNotice(("a",), Announcement(2 * MAX_LEAP)) in commands
 
 
 def test_the_first_word_does_not_bind_a_relay_that_has_not_stepped_yet() -> None:
@@ -72,32 +72,32 @@ def test_the_first_word_does_not_bind_a_relay_that_has_not_stepped_yet() -> None
     relay = RelayCore(slots=4, patience_s=PATIENCE_S)
     relay.announced("liar", MORE_THAN_ALL, 0.0)
     relay.announced("a", 5, 0.1)
-    assert relay.present(("liar", "a", "b"), 0.5, ended=False) == []
+    assert relay.peers_changed(("liar", "a", "b"), 0.5, ended=False) == []
     assert relay.iteration == 5
     relay.announced("b", 6, 0.6)
     assert relay.iteration == 5
     assert Finish() in relay.announced("a", 6, 1.0)
     relay.stepped(2.0)
     assert relay.iteration == 6
-    relay.present(("liar", "a", "b", "new"), 3.0, ended=False)
+    relay.peers_changed(("liar", "a", "b", "new"), 3.0, ended=False)
     relay.announced("new", 1, 3.0)
-    relay.present(("a", "new"), 3.0, ended=False)
+    relay.peers_changed(("a", "new"), 3.0, ended=False)
     assert relay.iteration == 6  # it has stepped, and nobody who is new takes it back
 
 
 def test_of_two_data_peers_the_one_that_is_new_is_told_where_the_other_is() -> None:
     """Also where the relay is as new, and has heard of the new one first."""
     relay = RelayCore(slots=4, patience_s=PATIENCE_S)
-    relay.present(("old", "new"), 0.0, ended=False)
+    relay.peers_changed(("old", "new"), 0.0, ended=False)
     relay.announced("new", 1, 0.0)
     relay.announced("old", 5000, 0.0)
     assert Finish() in relay.announced("new", 2, 1.0)
     assert relay.newest_for("new") == 5000
     assert relay.newest_for("old") == 2
     core = DataPeerCore("new", RandomRouter("new", 0, 2, NO_SWAPS), PATIENCE_S)
-    core.present((("relay",),), 0.0, trained=True)
+    core.peers_changed((("relay",),), 0.0, trained=True)
     core.noted("relay", Announcement(1), Noted(relay.newest_for("new")))
-    assert Tell(("relay",), Announcement(5000)) in core.begun(1, 1.0)
+    assert SendNotice(("relay",), Announcement(5000)) in core.begun(1, 1.0)
     relay.announced("new", 5000, 1.0)
     relay.stepped(2.0)
     assert relay.iteration == 5000

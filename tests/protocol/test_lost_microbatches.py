@@ -6,8 +6,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S, MicrobatchWorld
 
-from protocol.microbatch.core import Counted
-from protocol.wire.stage_messages import Leg
+from protocol.microbatch.core import MicrobatchEvent
+from protocol.wire.stage_messages import Direction
 
 SEEDS = st.integers(0, 100_000)
 PHASES = (Phase.explicit, Phase.generate)  # a failure names its seed; smaller ones say no more
@@ -25,9 +25,9 @@ def assert_sound(world):
     assert done == sum(len(world.nodes[name].books.added) for name in world.origins)
     assert set(world.applied.values()) <= {1}
     of_done = [key for key in world.applied if key[1] in world.home()]
-    gone = sum(node.core.counts[Counted.GONE] for node in world.all_nodes)
+    gone = sum(node.core.counts[MicrobatchEvent.GONE] for node in world.all_nodes)
     assert len(world.stages) * done - len(of_done) <= gone
-    assert not [trip for asker, trip in world.ahead if world.is_here(asker)]
+    assert not [hop for asker, hop in world.ahead if world.is_here(asker)]
 
 
 @given(SEEDS, st.integers(0, 12), st.integers(1, 3), st.integers(2, 3))
@@ -56,13 +56,13 @@ def test_a_stage_may_lose_all_its_relays(seed, troubles):
     assert_sound(world)
 
 
-def walked_to(world, leg, place):
-    """Run until a trip to this place has been taken; whatever else is under way waits."""
+def walked_to(world, direction, place):
+    """Run until a hop to this place has been taken; whatever else is under way waits."""
     world.look_around()
     world.begin("data-0")
     for _ in range(500):
         world.todo.pop(0)()
-        if (leg, place) in world.taken:
+        if (direction, place) in world.taken:
             return
     raise AssertionError("it never came there")
 
@@ -86,13 +86,17 @@ def one_microbatch(replicas=2):
 @pytest.mark.parametrize("place", [1, 2, 3])
 def test_a_relay_that_dies_with_a_gradient_in_hand_has_a_stand_in(place):
     world = one_microbatch()
-    walked_to(world, Leg.BACKWARD, place)
+    walked_to(world, Direction.BACKWARD, place)
     path = world.path
     world.kill(path[place - 1])
     counts = done_by(world)
-    assert (counts[Counted.DONE], counts[Counted.MENDED], counts[Counted.LOST]) == (1, 1, 0)
+    assert (
+        counts[MicrobatchEvent.DONE],
+        counts[MicrobatchEvent.MENDED],
+        counts[MicrobatchEvent.LOST],
+    ) == (1, 1, 0)
     stand_in = next(n for n in world.stages[place - 1] if n not in path)
-    assert world.nodes[stand_in].core.counts[Counted.REPLAYED] == 1
+    assert world.nodes[stand_in].core.counts[MicrobatchEvent.REPLAYED] == 1
     assert world.forwards[stand_in] == 1
     for other in set(path) - {path[place - 1]}:
         assert world.forwards[other] == 2  # nobody else takes its place
@@ -101,12 +105,12 @@ def test_a_relay_that_dies_with_a_gradient_in_hand_has_a_stand_in(place):
 
 def test_two_neighbours_that_die_are_both_replaced():
     world = one_microbatch()
-    walked_to(world, Leg.BACKWARD, 1)
+    walked_to(world, Direction.BACKWARD, 1)
     path = world.path
     world.kill(path[0])
     world.kill(path[1])
     counts = done_by(world)
-    assert (counts[Counted.DONE], counts[Counted.LOST]) == (1, 0)
+    assert (counts[MicrobatchEvent.DONE], counts[MicrobatchEvent.LOST]) == (1, 0)
     assert world.forwards[path[2]] in (1, 2)
     assert world.nodes[path[2]].books.added.total() == 1
     world.settle()
@@ -116,7 +120,7 @@ def test_two_neighbours_that_die_are_both_replaced():
 
 def test_that_it_is_lost_is_said_again_until_every_relay_has_noted_it():
     world = one_microbatch()
-    walked_to(world, Leg.BACKWARD, 2)
+    walked_to(world, Direction.BACKWARD, 2)
     path, world.failing = world.path, 1.0
     world.kill(path[1])
     world.look_around()
@@ -125,6 +129,6 @@ def test_that_it_is_lost_is_said_again_until_every_relay_has_noted_it():
     assert world.forwards[path[0]] == 1
     world.failing = 0.0
     counts = done_by(world)
-    assert (counts[Counted.DONE], counts[Counted.LOST]) == (1, 0)
+    assert (counts[MicrobatchEvent.DONE], counts[MicrobatchEvent.LOST]) == (1, 0)
     world.settle()
     assert set(world.applied.values()) == {1}

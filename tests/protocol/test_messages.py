@@ -92,16 +92,16 @@ from protocol.wire.stage_messages import (
     Boundary,
     BoundaryKept,
     Credit,
+    Direction,
     GetLinks,
     GetSnapshot,
-    Leg,
+    Hop,
     LinksReply,
     Lost,
     Microbatch,
     Noted,
     Path,
     SnapshotReply,
-    Trip,
 )
 
 RUN = "0123456789abcdef" * 2
@@ -203,7 +203,7 @@ EXAMPLES: tuple[Message, ...] = (
     Opening(),
     Doubt(GROUP, 1, 7, PEER),
     Proof(GROUP, PEER),
-    Trip(MICROBATCH, Leg.BACKWARD, Path(("a", "b"), (2, 1), "cd" * 16), 1, 1),
+    Hop(MICROBATCH, Direction.BACKWARD, Path(("a", "b"), (2, 1), "cd" * 16), 1, 1),
     Credit(0.25),
     Boundary(2.5),
     BoundaryKept(),
@@ -220,7 +220,7 @@ EXAMPLES: tuple[Message, ...] = (
     Part(17),
 )
 DEFAULTS = {
-    (Trip, "attempt"),
+    (Hop, "attempt"),
     (Lost, "attempt"),
     (Lost, "failed"),
     (Lost, "refused"),
@@ -272,7 +272,8 @@ def test_there_is_an_example_of_every_message() -> None:
 
 @pytest.mark.parametrize("message", WITH_FIELDS, ids=repr)
 def test_a_missing_field_is_named_unless_it_has_a_default(message: Message) -> None:
-    for name in (f.name for f in fields(message) if (type(message), f.name) not in DEFAULTS):
+    needed = [f for f in fields(message) if (type(message), f.name) not in DEFAULTS]
+    for name in (f.encode_name for f in needed):
         tree = tree_of(message)
         del tree[name]
         with pytest.raises(RemoteProtocolError, match=f"{type(message).__name__}.*`{name}`"):
@@ -305,7 +306,7 @@ def test_a_field_with_a_default_may_be_missing() -> None:
 
 @pytest.mark.parametrize("message", WITH_FIELDS, ids=repr)
 def test_a_field_of_the_wrong_kind_is_named(message: Message) -> None:
-    for name in (f.name for f in fields(message)):
+    for name in (f.encode_name for f in fields(message)):
         with pytest.raises(RemoteProtocolError, match=rf"\$\.{name}`"):
             decode_message(changed(message, **{name: {"a": "map"}}))
 

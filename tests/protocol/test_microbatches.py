@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S, MicrobatchWorld
 
 from protocol.limits import MAX_REMEMBERED
-from protocol.microbatch.core import AnswerOffer, Counted, SendBoundary
+from protocol.microbatch.core import AnswerOffer, MicrobatchEvent, SendBoundary
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.iterations import Announced
 from protocol.microbatch.relay import RelayCore
@@ -16,9 +16,9 @@ from protocol.microbatch.trainer_messages import Finish
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS, PathRules
 from protocol.routing.routers import RandomRouter
-from protocol.wire.stage_messages import Leg, Microbatch, Path, Trip
+from protocol.wire.stage_messages import Direction, Hop, Microbatch, Path
 
-ENDS = (Counted.BEGUN, Counted.DONE, Counted.LOST)
+ENDS = (MicrobatchEvent.BEGUN, MicrobatchEvent.DONE, MicrobatchEvent.LOST)
 SEEDS = st.integers(0, 10_000)
 
 
@@ -34,10 +34,10 @@ def test_all_come_back_in_whatever_order_things_happen(seed, data_peers, microba
     for name in world.origins:
         counts = world.nodes[name].core.counts
         assert [counts[what] for what in ENDS] == [3 * microbatches] * 2 + [0]
-        assert counts[Counted.AGAIN] == 0
+        assert counts[MicrobatchEvent.AGAIN] == 0
     for node in relays_of(world):
         assert set(node.books.added.values()) <= {1}
-        assert node.core.counts[Counted.LOST] == node.core.counts[Counted.LATE] == 0
+        assert node.core.counts[MicrobatchEvent.LOST] == node.core.counts[MicrobatchEvent.LATE] == 0
 
 
 @given(SEEDS)
@@ -65,12 +65,12 @@ def test_relays_that_hear_late_who_trains_wait_for_nobody_in_vain(seed, data_pee
 def test_what_is_announced_before_it_is_known_who_trains_stands() -> None:
     """The other data peer ends its iteration just after that has become known."""
     relay = RelayCore(slots=4, patience_s=PATIENCE_S)
-    relay.present(("slow",), 0.0, ended=False)
+    relay.peers_changed(("slow",), 0.0, ended=False)
     relay.announced("slow", 1, 0.0)
     for iteration in (1, 2):
         relay.announced("fast", iteration, 0.1)
-    relay.present(("slow",), 0.5, ended=False)
-    assert relay.present(("slow", "fast"), 1.0, ended=False) == []
+    relay.peers_changed(("slow",), 0.5, ended=False)
+    assert relay.peers_changed(("slow", "fast"), 1.0, ended=False) == []
     assert relay.announced("slow", 2, 1.1) == [Finish()]
 
 
@@ -78,20 +78,23 @@ def test_of_those_that_train_no_more_so_many_announcements_stand() -> None:
     announced = Announced()
     for number in range(MAX_REMEMBERED + 10):
         announced.add(str(number), number)
-    announced.look(("0",))
+    announced.update_present(("0",))
     assert sorted(announced.newest_of.values()) == [0, *range(10, MAX_REMEMBERED + 10)]
     assert announced.middle_of(announced.present) == announced.least == 0
 
 
 @given(SEEDS, st.floats(0.01, 0.3))
 @settings(max_examples=40, deadline=None)
-def test_trips_that_fail_cost_their_microbatch_and_nothing_else(seed, failing):
+def test_hops_that_fail_cost_their_microbatch_and_nothing_else(seed, failing):
     world = MicrobatchWorld(seed)
     world.failing = failing
     assert world.run(iterations=3)
     for name in world.origins:
         counts = world.nodes[name].core.counts
-        assert counts[Counted.BEGUN] == counts[Counted.DONE] + counts[Counted.LOST]
+        assert (
+            counts[MicrobatchEvent.BEGUN]
+            == counts[MicrobatchEvent.DONE] + counts[MicrobatchEvent.LOST]
+        )
     assert all(set(node.books.added.values()) <= {1} for node in relays_of(world))
 
 
@@ -134,7 +137,7 @@ def test_a_data_peer_waits_for_a_peer_of_each_stage():
     world.look_around()
     while world.todo:
         world.todo.pop(0)()
-    assert core.counts[Counted.DONE] == world.microbatches
+    assert core.counts[MicrobatchEvent.DONE] == world.microbatches
 
 
 def test_a_data_peer_that_is_behind_goes_on_where_the_others_are():
@@ -156,14 +159,14 @@ def test_paths_that_go_back_to_lower_stages_never_wait_in_a_circle(seed, slots, 
     assert world.run(iterations=2)
     assert world.now_s < PATIENCE_S  # nobody was waited for in vain
     counts = [world.nodes[name].core.counts for name in world.origins]
-    assert [each[Counted.DONE] for each in counts] == [12] * 3
+    assert [each[MicrobatchEvent.DONE] for each in counts] == [12] * 3
 
 
 def test_a_path_with_as_many_descents_as_there_are_slots_is_refused():
     core = RelayCore(2, PATIENCE_S)
     core.announced("data", 1, 0.0)
     path = Path(("a", "b", "c"), (3, 2, 1))
-    first = Trip(Microbatch("data", 1, 1), Leg.FORWARD, path, 1)
+    first = Hop(Microbatch("data", 1, 1), Direction.FORWARD, path, 1)
     assert [first.descents_ahead, first.onward().descents_ahead] == [2, 1]
     assert core.offered(1, first) == [AnswerOffer(1, RefusalReason.UNAVAILABLE)]
     assert core.offered(2, first.onward()) == [AnswerOffer(2)]
@@ -172,15 +175,15 @@ def test_a_path_with_as_many_descents_as_there_are_slots_is_refused():
 def test_paths_skip_stages_in_turn_and_every_so_often_none():
     router = RandomRouter("me", 7, 3, NO_SWAPS, full_every=4)
     core = DataPeerCore("me", router, 60.0)
-    core.present((("a",), ("b",), ("c",)), 0.0, trained=False)
+    core.peers_changed((("a",), ("b",), ("c",)), 0.0, trained=False)
     lengths, visits = [], Counter[str]()
     for iteration in range(8):
         commands = core.begun(6, float(iteration))
         numbers = range(6 * iteration, 6 * iteration + 6)
         for number in numbers:
-            commands += core.produced(Leg.FORWARD, number, number, None, float(iteration))
+            commands += core.produced(Direction.FORWARD, number, number, None, float(iteration))
         paths = [
-            command.trip.path.relays for command in commands if isinstance(command, SendBoundary)
+            command.hop.path.relays for command in commands if isinstance(command, SendBoundary)
         ]
         lengths.append(sum(map(len, paths)))
         visits.update(relay for path in paths for relay in path)
@@ -192,7 +195,7 @@ def test_paths_skip_stages_in_turn_and_every_so_often_none():
 
 def test_a_data_peer_that_announces_one_far_ahead_takes_nobody_along() -> None:
     relay = RelayCore(slots=4, patience_s=600.0)
-    relay.present(("a", "b", "liar"), 0.0, ended=False)
+    relay.peers_changed(("a", "b", "liar"), 0.0, ended=False)
     relay.announced("a", 7, 0.0)
     relay.announced("liar", 10**9, 0.0)
     relay.announced("b", 7, 0.0)

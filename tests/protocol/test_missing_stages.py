@@ -6,10 +6,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S, MicrobatchWorld
 
-from protocol.microbatch.core import Counted
+from protocol.microbatch.core import MicrobatchEvent
 from protocol.pipeline.problem import NO_SWAPS, PathRules
 from protocol.routing.routers import RandomRouter
-from protocol.wire.stage_messages import Leg
+from protocol.wire.stage_messages import Direction
 
 SEEDS = st.integers(0, 100_000)
 PHASES = (Phase.explicit, Phase.generate)  # a failure names its seed; smaller ones say no more
@@ -44,8 +44,8 @@ def test_a_stage_that_nobody_holds_is_left_out():
     world = world_without()
     core = begun(world)
     counts = core.counts
-    assert (counts[Counted.DONE], counts[Counted.LOST]) == (world.microbatches, 0)
-    assert counts[Counted.WITHOUT] == world.microbatches
+    assert (counts[MicrobatchEvent.DONE], counts[MicrobatchEvent.LOST]) == (world.microbatches, 0)
+    assert counts[MicrobatchEvent.WITHOUT] == world.microbatches
     assert core.left_out == core.missing_stages == (2,)
     assert not world.forwards[MISSING]
     assert world.forwards["relay-1-0"] == world.forwards["relay-3-0"] == world.microbatches
@@ -57,7 +57,7 @@ def test_it_is_trained_again_from_the_next_iteration_on():
     world.revive(MISSING)
     begun(world)
     assert core.left_out == core.missing_stages == ()
-    assert core.counts[Counted.WITHOUT] == world.microbatches
+    assert core.counts[MicrobatchEvent.WITHOUT] == world.microbatches
     assert 0 < world.forwards[MISSING] < world.microbatches
 
 
@@ -69,7 +69,7 @@ def test_before_anything_is_trained_every_stage_is_waited_for():
     assert core.left_out == ()
     world.trained = True
     settled(world)
-    assert core.counts[Counted.DONE] == world.microbatches
+    assert core.counts[MicrobatchEvent.DONE] == world.microbatches
 
 
 def test_it_is_waited_for_where_no_path_may_leave_it_out():
@@ -96,13 +96,17 @@ def test_what_was_on_its_way_to_the_loss_goes_past_it():
     world.revive("relay-3-0")
     world.look_around()
     world.begin("data-0")
-    while (Leg.FORWARD, 1) not in world.taken:
+    while (Direction.FORWARD, 1) not in world.taken:
         world.todo.pop(0)()
     world.kill(world.path[-1])
     settled(world)
     counts = world.nodes["data-0"].core.counts
-    assert counts[Counted.AGAIN] >= 1
-    assert (counts[Counted.DONE], counts[Counted.WITHOUT], counts[Counted.LOST]) == (1, 1, 0)
+    assert counts[MicrobatchEvent.AGAIN] >= 1
+    assert (
+        counts[MicrobatchEvent.DONE],
+        counts[MicrobatchEvent.WITHOUT],
+        counts[MicrobatchEvent.LOST],
+    ) == (1, 1, 0)
 
 
 def turned_and_stranded(visited):
@@ -110,7 +114,7 @@ def turned_and_stranded(visited):
     world = MicrobatchWorld(0, 1, relays=(1, 1, 1), visited=visited, microbatches=1)
     world.look_around()
     world.begin("data-0")
-    while (Leg.FORWARD, visited) not in world.taken:
+    while (Direction.FORWARD, visited) not in world.taken:
         world.todo.pop(0)()
     world.kill(world.path[-1])
     return world
@@ -120,7 +124,11 @@ def test_what_is_on_its_way_back_goes_past_a_stage_that_nobody_holds():
     world = turned_and_stranded(visited=3)
     settled(world)
     counts = world.nodes["data-0"].core.counts
-    assert (counts[Counted.LOST], counts[Counted.DONE], counts[Counted.WITHOUT]) == (0, 1, 1)
+    assert (
+        counts[MicrobatchEvent.LOST],
+        counts[MicrobatchEvent.DONE],
+        counts[MicrobatchEvent.WITHOUT],
+    ) == (0, 1, 1)
     assert set(world.applied.values()) <= {1}
 
 
@@ -129,14 +137,14 @@ def test_those_that_have_added_its_gradient_are_on_the_way_past_that_stage(seed)
     world = MicrobatchWorld(seed, 1, relays=(2, 2, 2, 2), visited=3, microbatches=1)
     world.look_around()
     world.begin("data-0")
-    while (Leg.BACKWARD, 1) not in world.taken:
+    while (Direction.BACKWARD, 1) not in world.taken:
         world.todo.pop(0)()
     first, last = world.path
     for name in world.stages[world.stage_of(first) - 1]:
         world.kill(name)
     settled(world)
     assert last in world.path
-    assert world.nodes["data-0"].core.counts[Counted.DONE] == 1
+    assert world.nodes["data-0"].core.counts[MicrobatchEvent.DONE] == 1
     world.settle()
     assert set(world.applied.values()) == {1}
 
@@ -145,9 +153,9 @@ def test_it_waits_for_somebody_where_no_path_may_leave_that_stage_out():
     world = turned_and_stranded(visited=4)
     settled(world, int(PATIENCE_S) - 5)
     counts = world.nodes["data-0"].core.counts
-    assert counts[Counted.LOST] == counts[Counted.DONE] == 0
+    assert counts[MicrobatchEvent.LOST] == counts[MicrobatchEvent.DONE] == 0
     settled(world, 10)
-    assert counts[Counted.LOST] == 1
+    assert counts[MicrobatchEvent.LOST] == 1
 
 
 @given(SEEDS, st.integers(1, 12), st.integers(1, 2))
@@ -158,5 +166,5 @@ def test_stages_come_and_go_and_every_microbatch_ends_once(seed, troubles, peers
     world.settle()
     begun_, done, lost = world.ends()
     assert begun_ == 4 * peers * world.microbatches == done + lost
-    assert world.total(Counted.WITHOUT) <= done
+    assert world.total(MicrobatchEvent.WITHOUT) <= done
     assert set(world.applied.values()) <= {1}

@@ -25,11 +25,11 @@ from protocol.pipeline.simulator import (
     FORWARD,
     LATER,
     LOSS,
+    BusyInterval,
     Job,
     Order,
     Plan,
     Simulator,
-    Stretch,
     jobs_of,
 )
 
@@ -71,7 +71,7 @@ def test_gaps_and_copies_are_paid():
 
 def test_a_machine_does_one_thing_at_a_time():
     problem = small_problem((2, 1), 2, latency_us=0, work=FREE)
-    record: list[Stretch] = []
+    record: list[BusyInterval] = []
     outcome = Simulator(problem).run([Job(0, (2,)), Job(1, (2,))], record)
     at_relay = [(s.job, s.kind, s.start_us, s.end_us) for s in record if s.machine == 2]
     assert at_relay == [
@@ -85,7 +85,7 @@ def test_a_machine_does_one_thing_at_a_time():
 
 def test_a_forward_waits_for_a_slot_and_its_backward_frees_one():
     problem = small_problem((2, 1), 2, latency_us=1_000_000, work=FREE, slots=1)
-    record: list[Stretch] = []
+    record: list[BusyInterval] = []
     Simulator(problem).run([Job(0, (2,)), Job(1, (2,))], record)
     at_relay = [(s.job, s.kind) for s in record if s.machine == 2]
     assert at_relay == [(0, FORWARD), (0, BACKWARD), (1, FORWARD), (1, BACKWARD)]
@@ -96,7 +96,7 @@ def test_backwards_overtake_with_backward_first():
     jobs = [Job(0, (1,)), Job(0, (1,)), Job(0, (1,))]
     kinds = {}
     for order in Order:
-        record: list[Stretch] = []
+        record: list[BusyInterval] = []
         Simulator(problem, order).run(jobs, record)
         kinds[order] = [stretch.kind for stretch in record if stretch.machine == 0][:4]
     assert kinds[Order.ARRIVAL] == [FORWARD, FORWARD, FORWARD, LOSS]
@@ -106,7 +106,7 @@ def test_backwards_overtake_with_backward_first():
 def test_half_a_backward_lets_the_gradient_go_and_the_rest_waits_for_time():
     split = StageWork(boundary_bytes=0, backward_permille=2000, input_permille=500)
     problem = small_problem((1, 1, 1), 3, latency_us=0, work=split)
-    record: list[Stretch] = []
+    record: list[BusyInterval] = []
     outcome = Simulator(problem).run([Job(0, (1, 2))], record)
     whole = Simulator(replace(problem, work=replace(split, input_permille=1000)))
     longer_us = existing(whole.run([Job(0, (1, 2))]).makespan_us)
@@ -118,7 +118,7 @@ def test_half_a_backward_lets_the_gradient_go_and_the_rest_waits_for_time():
 def test_what_is_left_of_a_backward_keeps_the_slot():
     split = StageWork(boundary_bytes=0, backward_permille=2000, input_permille=500)
     problem = small_problem((1, 1), 2, latency_us=0, work=split, slots=1)
-    record: list[Stretch] = []
+    record: list[BusyInterval] = []
     Simulator(problem).run([Job(0, (1,)), Job(0, (1,), 0, 0)], record)
     assert [s.kind for s in record if s.machine == 1] == [FORWARD, BACKWARD, LATER] * 2
 
@@ -157,7 +157,7 @@ def test_a_delay_of_one_update_leaves_the_work_of_the_busiest_machine():
 
 def test_a_record_has_the_work_of_every_machine():
     problem = small_problem((1, 1), 2, latency_us=0, work=FREE)
-    record: list[Stretch] = []
+    record: list[BusyInterval] = []
     assert Simulator(problem).run([Job(0, (1,))], record).makespan_us == 525_000
     worked = [sum(s.end_us - s.start_us for s in record if s.machine == m) for m in range(2)]
     assert worked == [275_000, 250_000]
@@ -177,7 +177,7 @@ def test_every_iteration_keeps_the_rules(paths, latency_us, order, queued, input
         (2, 1, 1, 1), 4, latency_us=latency_us, work=work, slots=8, queued_links=queued
     )
     jobs = [Job(i % 2, tuple(path)) for i, path in enumerate(paths)]
-    record: list[Stretch] = []
+    record: list[BusyInterval] = []
     simulator = Simulator(problem, order)
     outcome = simulator.run(jobs, record)
     assert outcome == simulator.run(jobs)

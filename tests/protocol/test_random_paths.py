@@ -7,7 +7,7 @@ import pytest
 from protocol.pipeline.problem import NO_SWAPS, PathRules, stage_orders, within
 from protocol.routing.routers import RandomRouter
 from protocol.routing.snapshots import within_slots
-from protocol.wire.stage_messages import Leg, Microbatch, Path, Trip
+from protocol.wire.stage_messages import Direction, Hop, Microbatch, Path
 
 RELAYS = (("a1", "a2"), ("b1",), ("c1", "c2", "c3"), ("d1", "d2"), ("e1",))
 RULES = PathRules()
@@ -47,7 +47,7 @@ def test_swaps_are_drawn_where_the_run_allows_them():
 
 
 def descents(path):
-    return Trip(Microbatch("me", 1, 1), Leg.FORWARD, path, 0).descents_ahead
+    return Hop(Microbatch("me", 1, 1), Direction.FORWARD, path, 0).descents_ahead
 
 
 def test_draws_differ_between_data_peers_and_iterations_and_can_be_repeated():
@@ -91,7 +91,7 @@ def test_what_has_turned_keeps_what_is_left_of_its_path(full_every):
     for turn in range(20):
         for gone in before.stages:
             left = tuple(() if s == gone else peers for s, peers in enumerate(RELAYS, 1))
-            after = router().another(before, turn, left, turned=True)
+            after = router().another(before, turn, left, reached_loss=True)
             living = {r for r, s in zip(before.relays, before.stages, strict=True) if s != gone}
             assert after is not None
             assert set(after.relays) >= living
@@ -102,9 +102,9 @@ def test_what_has_turned_waits_where_a_path_would_leave_out_what_is_left_of_its_
     before, left = Path(("b1", "c1", "d1"), (2, 3, 4)), (("a1",), ("b1",), ("c1",), (), ())
     assert tight.another(before, 1, left) == Path(("a1", "b1", "c1"), (1, 2, 3))
     without = (("a1",), ("b1",), ("c1",), (), ("e1",))
-    assert tight.another(before, 1, without, turned=True) == tight.another(before, 1, left)
+    assert tight.another(before, 1, without, reached_loss=True) == tight.another(before, 1, left)
     apart = (("a1",), ("b1", "b2"), (), ("d1", "d2"), ("e1",))
-    assert tight.another(before, 1, apart, turned=True) is None
+    assert tight.another(before, 1, apart, reached_loss=True) is None
 
 
 def test_jumps_that_are_too_far_are_not_taken():

@@ -8,14 +8,14 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S
 
-from protocol.microbatch.core import AnswerOffer, Counted, Tell
+from protocol.microbatch.core import AnswerOffer, MicrobatchEvent, SendNotice
 from protocol.microbatch.relay import RelayCore
-from protocol.wire.stage_messages import Leg, Lost, Microbatch, Path, Trip
+from protocol.wire.stage_messages import Direction, Hop, Lost, Microbatch, Path
 
 SEEDS = st.integers(0, 100_000)
 PHASES = (Phase.explicit, Phase.generate)
 ITERATIONS = 4
-LEGS = [(Leg.FORWARD,), (Leg.BACKWARD,), (Leg.FORWARD, Leg.BACKWARD)]
+DIRECTIONS = [(Direction.FORWARD,), (Direction.BACKWARD,), (Direction.FORWARD, Direction.BACKWARD)]
 LIAR = "relay-2-0"
 
 
@@ -40,17 +40,17 @@ def times_of(world):
     }
 
 
-@pytest.mark.parametrize("legs", LEGS, ids=["forward", "backward", "both"])
+@pytest.mark.parametrize("directions", DIRECTIONS, ids=["forward", "backward", "both"])
 @given(SEEDS)
 @settings(max_examples=15, deadline=None, phases=PHASES)
-def test_what_one_relay_sends_is_refused_and_all_come_home(legs, seed):
+def test_what_one_relay_sends_is_refused_and_all_come_home(directions, seed):
     world = world_of(seed)
-    world.is_refused = lambda trip: trip.sender == LIAR and trip.leg in legs
+    world.is_refused = lambda hop: hop.sender == LIAR and hop.direction in directions
     assert world.run(ITERATIONS)
     assert_all_done(world)
     for stage, times in times_of(world).items():
         assert set(times) <= ({1, 2} if stage == world.stage_of(LIAR) else {1})
-    assert sum(node.core.counts[Counted.REFUSED] for node in world.all_nodes)
+    assert sum(node.core.counts[MicrobatchEvent.REFUSED] for node in world.all_nodes)
 
 
 @given(SEEDS)
@@ -58,7 +58,7 @@ def test_what_one_relay_sends_is_refused_and_all_come_home(legs, seed):
 def test_one_that_refuses_every_gradient_is_gone_round_and_little_counts_twice(seed):
     """Its word is believed once for each microbatch, then another takes its place."""
     world = world_of(seed, replicas=3)
-    world.is_refused = lambda trip: trip.receiver == LIAR and trip.leg is Leg.BACKWARD
+    world.is_refused = lambda hop: hop.receiver == LIAR and hop.direction is Direction.BACKWARD
     assert world.run(ITERATIONS)
     assert_all_done(world)
     times = times_of(world)
@@ -70,7 +70,7 @@ def test_one_that_refuses_every_gradient_is_gone_round_and_little_counts_twice(s
 @settings(max_examples=10, deadline=None, phases=PHASES)
 def test_a_stage_that_a_liar_holds_alone_loses_what_passes_it_and_ends(seed):
     world = ChaosWorld(seed, 0, data_peers=1, relays=(2, 1, 2), visited=4)
-    world.is_refused = lambda trip: trip.sender == LIAR and trip.leg is Leg.BACKWARD
+    world.is_refused = lambda hop: hop.sender == LIAR and hop.direction is Direction.BACKWARD
     assert world.run(ITERATIONS)
     begun = ITERATIONS * world.microbatches
     assert world.ends() == (begun, 0, begun)
@@ -80,8 +80,8 @@ def test_a_stage_that_a_liar_holds_alone_loses_what_passes_it_and_ends(seed):
 def test_a_relay_tells_the_data_peer_at_once_who_sent_what_it_refuses():
     relay = RelayCore(4, PATIENCE_S)
     relay.announced("data", 1, 0.0)
-    trip = Trip(Microbatch("data", 1, 1), Leg.FORWARD, Path(("before", "relay"), (1, 2)), 2)
-    assert relay.offered(1, trip) == [AnswerOffer(1)]
-    told = Tell(("data",), Lost(trip.microbatch, 0, "before", refused=True))
-    assert relay.broke_off(trip, 0.0, refused=True) == [told]
-    assert relay.counts[Counted.REFUSED] == 1
+    hop = Hop(Microbatch("data", 1, 1), Direction.FORWARD, Path(("before", "relay"), (1, 2)), 2)
+    assert relay.offered(1, hop) == [AnswerOffer(1)]
+    told = SendNotice(("data",), Lost(hop.microbatch, 0, "before", refused=True))
+    assert relay.broke_off(hop, 0.0, refused=True) == [told]
+    assert relay.counts[MicrobatchEvent.REFUSED] == 1

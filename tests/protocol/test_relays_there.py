@@ -2,51 +2,51 @@
 
 from msgspec.structs import replace
 
-from protocol.microbatch.core import Counted, SendBoundary
+from protocol.microbatch.core import MicrobatchEvent, SendBoundary
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.trainer_messages import Resend
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
-from protocol.wire.stage_messages import Leg, Lost, Trip
+from protocol.wire.stage_messages import Direction, Hop, Lost
 
 BOTH = (("a", "b"),)
 
 
 def data_peer() -> DataPeerCore:
     core = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), 30.0)
-    core.present(BOTH, 0.0, trained=True)
+    core.peers_changed(BOTH, 0.0, trained=True)
     return core
 
 
-def set_out(core: DataPeerCore, number: int) -> Trip:
+def set_out(core: DataPeerCore, number: int) -> Hop:
     """A microbatch is produced, and sent."""
-    commands = core.produced(Leg.FORWARD, number, 0, None, 0.0)
-    (trip,) = (each.trip for each in commands if isinstance(each, SendBoundary))
-    return trip
+    commands = core.produced(Direction.FORWARD, number, 0, None, 0.0)
+    (hop,) = (each.hop for each in commands if isinstance(each, SendBoundary))
+    return hop
 
 
 def iteration_of(core: DataPeerCore, number: int) -> str:
     """An iteration of one microbatch, from its beginning to its end. Returns its relay."""
     core.begun(1, 0.0)
-    trip = set_out(core, number)
-    core.arrived(replace(trip, leg=Leg.BACKWARD, place=0), 1, 1.0)
+    hop = set_out(core, number)
+    core.arrived(replace(hop, direction=Direction.BACKWARD, place=0), 1, 1.0)
     core.returned(number, 0.0)
-    return trip.path.relays[0]
+    return hop.path.relays[0]
 
 
 def gone_with(core: DataPeerCore, relay: str) -> int:
     """What is counted as gone once this relay is."""
-    core.present((tuple(sorted({"a", "b"} - {relay})),), 0.0, trained=True)
-    return core.counts[Counted.GONE]
+    core.peers_changed((tuple(sorted({"a", "b"} - {relay})),), 0.0, trained=True)
+    return core.counts[MicrobatchEvent.GONE]
 
 
 def test_a_relay_that_loses_a_microbatch_and_names_nobody_has_failed() -> None:
     for number in range(8):
         core = data_peer()
         core.begun(1, 0.0)
-        trip = set_out(core, number)
-        (relay,) = trip.path.relays
-        assert Resend(number) in core.lost(Lost(trip.microbatch), relay)
+        hop = set_out(core, number)
+        (relay,) = hop.path.relays
+        assert Resend(number) in core.lost(Lost(hop.microbatch), relay)
         assert set_out(core, number).path.relays == tuple({"a", "b"} - {relay})
 
 

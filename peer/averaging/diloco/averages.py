@@ -41,7 +41,7 @@ from protocol.address.peer_id import Sign
 from protocol.diloco import audits
 from protocol.diloco.commands import Audit, Average, Averages
 from protocol.errors import LocoError, Refused, RemoteProtocolError
-from protocol.fragment.code_tree import path_of
+from protocol.fragment.leaf_tree import path_of
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT, MAX_EVIDENCE_BYTES, MAX_OPENABLE
 from protocol.outcomes import AuditOutcome, RefusalReason
 from protocol.plausible import contribution_shares

@@ -27,7 +27,7 @@ from protocol.microbatch.trainer_messages import (
     Resend,
     StageCommand,
 )
-from protocol.wire.stage_messages import Leg
+from protocol.wire.stage_messages import Direction
 
 
 class BoundaryCoder:
@@ -58,7 +58,7 @@ class BoundaryCoder:
         return values.view(self._shape)
 
 
-Work = Filled | Drop | Resend | Finish
+StageTask = Filled | Drop | Resend | Finish
 
 
 class StageChannel:
@@ -73,41 +73,45 @@ class StageChannel:
         self._ring = ring
         self._coder = coder
         self._free = deque(ring.outbound)
-        self._loops: deque[TrainerCommand] = deque()
-        self._works: deque[Work] = deque()
+        self._other_commands: deque[TrainerCommand] = deque()
+        self._tasks: deque[StageTask] = deque()
         self.between_steps: Callable[[], None] = lambda: None
 
     def emit(self, event: Said) -> None:
         self._channel.emit(event)
 
     def next_command(self, *, wait: bool) -> TrainerCommand | None:
-        """The next command of rounds and averaging; None when there is none and `wait` is false."""
-        while not self._loops:
+        """The next command of rounds and averaging; None where `wait` is false and none is here."""
+        while not self._other_commands:
             command = self._channel.next_command(wait=wait)
             if command is None:
                 return None
             self._sort(command)
-            if self._works:
+            if self._tasks:
                 self.between_steps()
-        return self._loops.popleft()
+        return self._other_commands.popleft()
 
-    def next_work(self) -> Work:
+    def next_task(self) -> StageTask:
         """The most urgent command of the stage; waits for one. Raises Interrupted."""
         self._gather()
-        while not self._works:
+        while not self._tasks:
             self._wait()
-        for work in self._works:
-            if isinstance(work, Filled) and work.leg == Leg.BACKWARD:
-                self._works.remove(work)
-                return work
-        return self._works.popleft()
+        for task in self._tasks:
+            if isinstance(task, Filled) and task.direction == Direction.BACKWARD:
+                self._tasks.remove(task)
+                return task
+        return self._tasks.popleft()
 
     def scores(self) -> list[Filled]:
         """Boundaries that have come to be scored. Raises Interrupted."""
         self._gather()
-        found = [w for w in self._works if isinstance(w, Filled) and w.leg == Leg.SCORE]
-        for work in found:
-            self._works.remove(work)
+        found = [
+            task
+            for task in self._tasks
+            if isinstance(task, Filled) and task.direction == Direction.SCORE
+        ]
+        for task in found:
+            self._tasks.remove(task)
         return found
 
     def _wait(self) -> None:
@@ -120,16 +124,16 @@ class StageChannel:
         """Take all that has come. Raises Interrupted where `Stop` is among it."""
         while (command := self._channel.next_command(wait=False)) is not None:
             self._sort(command)
-        if any(isinstance(each, Stop) for each in self._loops):
+        if any(isinstance(each, Stop) for each in self._other_commands):
             raise Interrupted
 
     def _sort(self, command: TrainerCommand) -> None:
         if isinstance(command, Freed):
             self._free.append(command.slot)
         elif isinstance(command, StageCommand):
-            self._works.append(command)
+            self._tasks.append(command)
         else:
-            self._loops.append(command)
+            self._other_commands.append(command)
 
     def read(self, filled: Filled) -> torch.Tensor:
         """The boundary that has come, [b, T, D]; its slot is free again. Raises ValueError."""
@@ -138,11 +142,15 @@ class StageChannel:
         return boundary_bTD
 
     def send(
-        self, leg: Leg, microbatch: int, boundary_bTD: torch.Tensor, loss: float | None = None
+        self,
+        direction: Direction,
+        microbatch: int,
+        boundary_bTD: torch.Tensor,
+        loss: float | None = None,
     ) -> None:
         """Put a boundary into a slot, and say so; waits for a slot. Raises Interrupted."""
         while not self._free:
             self._wait()
         slot = self._free.popleft()
         self._coder.write(boundary_bTD, self._ring.slot(slot))
-        self.emit(Filled(leg, microbatch, slot, loss))
+        self.emit(Filled(direction, microbatch, slot, loss))

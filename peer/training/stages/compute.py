@@ -28,8 +28,8 @@ from peer.training.device import Precision, autocast
 from .module import StageModule
 
 
-class PutOff(list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]):
-    """Products to be computed: of gradients [N, O] and inputs [N, I], for weights [O, I]."""
+class DeferredProducts(list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]):
+    """Products to be computed later: of gradients [N, O] and inputs [N, I], for weights [O, I]."""
 
     @torch.no_grad()
     def add(self) -> None:
@@ -48,14 +48,14 @@ class _DeferredProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        context: Any, given: torch.Tensor, weight_OI: torch.Tensor, put_off: PutOff
+        context: Any, given: torch.Tensor, weight_OI: torch.Tensor, deferred: DeferredProducts
     ) -> torch.Tensor:
         kind, before = given.device.type, given.dtype
         if torch.is_autocast_enabled(kind):
             given = given.to(torch.get_autocast_dtype(kind))
         context.save_for_backward(given)
         # The parameter itself: what is saved beside it is a copy, where layers are checkpointed.
-        context.weight_OI, context.put_off, context.before = weight_OI, put_off, before
+        context.weight_OI, context.deferred, context.before = weight_OI, deferred, before
         with torch.autocast(kind, enabled=False):
             return nn.functional.linear(given, weight_OI.to(given.dtype))
 
@@ -65,32 +65,32 @@ class _DeferredProduct(torch.autograd.Function):
         (given,), weight_OI = context.saved_tensors, context.weight_OI
         gradient_NO = gradient.detach().reshape(-1, weight_OI.shape[0])
         given_NI = given.detach().reshape(-1, weight_OI.shape[1])
-        context.put_off.append((gradient_NO, given_NI, weight_OI))
+        context.deferred.append((gradient_NO, given_NI, weight_OI))
         return (gradient @ weight_OI.to(gradient.dtype)).to(context.before), None, None
 
 
 class _DeferredLinear(nn.Linear):
     """A linear layer without bias that puts its weight's gradient off."""
 
-    put_off: PutOff
+    deferred: DeferredProducts
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return _apply(input, self.weight, self.put_off)
+        return _apply(input, self.weight, self.deferred)
 
 
 _apply = cast(Callable[..., torch.Tensor], _DeferredProduct.apply)
 
 
-def put_off_weights(module: nn.Module) -> PutOff:
+def defer_weights(module: nn.Module) -> DeferredProducts:
     """Have a module's linear layers put their weights' gradients off. Returns where they go."""
-    put_off = PutOff()
+    deferred = DeferredProducts()
     for layer in module.modules():
         has_bias = len(list(layer.parameters(recurse=False))) > 1
         if isinstance(layer, nn.Linear) and not has_bias:
             layer.__class__ = _DeferredLinear
             assert isinstance(layer, _DeferredLinear)
-            layer.put_off = put_off
-    return put_off
+            layer.deferred = deferred
+    return deferred
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ class StageCompute:
     """Runs microbatches, named by numbers, through a stage, and adds up their gradients."""
 
     def __init__(self, module: StageModule, device: torch.device, precision: Precision) -> None:
-        self._put_off = put_off_weights(module)
+        self._deferred = defer_weights(module)
         self._module = module
         self._device = device
         self._precision = precision
@@ -159,7 +159,7 @@ class StageCompute:
             loss = self._module.loss(given_bTD, targets_bT)
         if held.is_finished:
             (gradient_bTD,) = torch.autograd.grad(loss, given_bTD)
-            self._put_off.clear()
+            self._deferred.clear()
             return float(loss.detach()), gradient_bTD
         torch.autograd.backward(loss)
         held.is_finished = True
@@ -180,14 +180,14 @@ class StageCompute:
         held = self._held.pop(microbatch)
         if not adds and held.given_bTD is not None:
             (passed_bTD,) = torch.autograd.grad(held.produced_bTD, held.given_bTD, gradient_bTD)
-            self._put_off.clear()
+            self._deferred.clear()
             return passed_bTD
         torch.autograd.backward(held.produced_bTD, gradient_bTD)
         return None if held.given_bTD is None else held.given_bTD.grad
 
     def add_weights(self) -> None:
         """Compute and add the weights' gradients that a backward has put off."""
-        self._put_off.add()
+        self._deferred.add()
 
     def score_embed(self, tokens_bT: torch.Tensor) -> torch.Tensor:
         """[b, T+1] tokens to [b, T, D]."""

@@ -38,7 +38,7 @@ from peer.training.optimizer import FlatOptimizer
 from peer.training.step import StepResult
 from protocol.microbatch import trainer_messages
 from protocol.microbatch.sizes import GradientShares
-from protocol.wire.stage_messages import Leg
+from protocol.wire.stage_messages import Direction
 
 from .channel import StageChannel
 from .compute import StageCompute
@@ -100,7 +100,7 @@ class _StageStepper:
         """Do what has come while the inner loop waits; a data peer asks for its microbatches."""
 
     def _take(self, microbatches: int, learning_rate: float) -> StepResult:
-        """Step with the mean gradient of so many microbatches, and tell the daemon.
+        """Step with the mean gradient of these microbatches, and tell the daemon.
 
         The loss is their mean, nats per token; without one, that of the step before.
         """
@@ -136,19 +136,19 @@ class DataPeerStepper(_StageStepper):
         """Train on these blocks, [B, T+1] tokens. Raises Interrupted."""
         parts = deque(torch.from_numpy(blocks_BT).to(self._model.device).split(self.sequences))
         self._channel.emit(trainer_messages.Begun(len(parts)))
-        returned, away = 0, set[int]()
-        while parts or away:
-            while parts and len(away) < self.in_flight:
-                away.add(self._begin(parts.popleft()))
-            command = self._channel.next_work()
-            if isinstance(command, trainer_messages.Drop) and command.number in away:
+        returned, under_way = 0, set[int]()
+        while parts or under_way:
+            while parts and len(under_way) < self.in_flight:
+                under_way.add(self._begin(parts.popleft()))
+            command = self._channel.next_task()
+            if isinstance(command, trainer_messages.Drop) and command.number in under_way:
                 self._compute.forget(command.number)
-                away.remove(command.number)
-            elif isinstance(command, trainer_messages.Resend) and command.number in away:
+                under_way.remove(command.number)
+            elif isinstance(command, trainer_messages.Resend) and command.number in under_way:
                 produced_bTD = self._compute.produced(command.number)
-                self._channel.send(Leg.FORWARD, command.number, produced_bTD)
+                self._channel.send(Direction.FORWARD, command.number, produced_bTD)
             elif isinstance(command, trainer_messages.Filled) and self._deliver(command):
-                away.remove(command.number)
+                under_way.remove(command.number)
                 returned += 1
         return self._take(returned, learning_rate)
 
@@ -158,19 +158,21 @@ class DataPeerStepper(_StageStepper):
         Other peers' weights are those of the moment that a microbatch comes to them.
         """
         parts = deque(torch.from_numpy(blocks_BT).to(self._model.device).split(self.sequences))
-        away, losses = dict[int, torch.Tensor](), list[float]()
-        while parts or away:
-            while parts and len(away) < self.in_flight:
+        under_way, losses = dict[int, torch.Tensor](), list[float]()
+        while parts or under_way:
+            while parts and len(under_way) < self.in_flight:
                 microbatch, tokens_bT = self._number(), parts.popleft()
-                away[microbatch] = tokens_bT
-                self._channel.send(Leg.SCORE, microbatch, self._compute.score_embed(tokens_bT))
-            command = self._channel.next_work()
+                under_way[microbatch] = tokens_bT
+                self._channel.send(
+                    Direction.SCORE, microbatch, self._compute.score_embed(tokens_bT)
+                )
+            command = self._channel.next_task()
             if (
                 not isinstance(command, trainer_messages.Filled | trainer_messages.Drop)
-                or command.number not in away
+                or command.number not in under_way
             ):
                 continue
-            tokens_bT = away.pop(command.number)
+            tokens_bT = under_way.pop(command.number)
             if isinstance(command, trainer_messages.Filled):
                 losses.append(self._compute.score_loss(self._channel.read(command), tokens_bT))
         return sum(losses) / len(losses) if losses else None
@@ -181,7 +183,9 @@ class DataPeerStepper(_StageStepper):
 
     def _begin(self, tokens_bT: torch.Tensor) -> int:
         microbatch = self._number()
-        self._channel.send(Leg.FORWARD, microbatch, self._compute.embed(microbatch, tokens_bT))
+        self._channel.send(
+            Direction.FORWARD, microbatch, self._compute.embed(microbatch, tokens_bT)
+        )
         return microbatch
 
     def _deliver(self, command: trainer_messages.Filled) -> bool:
@@ -191,19 +195,19 @@ class DataPeerStepper(_StageStepper):
             self._channel.emit(trainer_messages.Freed(command.slot))
             return False
         boundary_bTD = self._channel.read(command)
-        if command.leg == Leg.FORWARD:
+        if command.direction == Direction.FORWARD:
             is_new = not self._compute.is_finished(microbatch)
             loss, gradient_bTD = self._compute.finish(microbatch, boundary_bTD)
             if is_new:
                 self._losses.append(loss)
-            self._channel.send(Leg.BACKWARD, microbatch, gradient_bTD, loss)
+            self._channel.send(Direction.BACKWARD, microbatch, gradient_bTD, loss)
             self._compute.add_weights()
             if is_new:
-                self._gradients.add(Leg.FORWARD)
+                self._gradients.add(Direction.FORWARD)
             return False
         self._compute.backward(microbatch, boundary_bTD)
         self._compute.add_weights()
-        self._gradients.add(Leg.BACKWARD)
+        self._gradients.add(Direction.BACKWARD)
         self._channel.emit(trainer_messages.GradientAdded(microbatch))
         return True
 
@@ -216,7 +220,7 @@ class RelayStepper(_StageStepper):
     def step(self, _blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Do what comes until the daemon says that it is all. Raises Interrupted."""
         done = 0
-        while not isinstance(command := self._channel.next_work(), trainer_messages.Finish):
+        while not isinstance(command := self._channel.next_task(), trainer_messages.Finish):
             if isinstance(command, trainer_messages.Drop):
                 self._compute.forget(command.number)
             elif isinstance(command, trainer_messages.Filled):
@@ -228,12 +232,12 @@ class RelayStepper(_StageStepper):
     def _deliver(self, command: trainer_messages.Filled) -> int:
         """Take a boundary; returns how many gradients that adds."""
         microbatch = command.number
-        if command.leg == Leg.SCORE:
+        if command.direction == Direction.SCORE:
             self._score(command)
             return 0
-        if command.leg == Leg.FORWARD:
+        if command.direction == Direction.FORWARD:
             produced_bTD = self._compute.forward(microbatch, self._channel.read(command))
-            self._channel.send(Leg.FORWARD, microbatch, produced_bTD)
+            self._channel.send(Direction.FORWARD, microbatch, produced_bTD)
             return 0
         if not self._compute.holds(microbatch):
             self._channel.emit(trainer_messages.Freed(command.slot))
@@ -243,10 +247,10 @@ class RelayStepper(_StageStepper):
         assert gradient_bTD is not None, "a relay is given activations"
         if command.loss is not None and command.adds:
             self._losses.append(command.loss)
-        self._channel.send(Leg.BACKWARD, microbatch, gradient_bTD, command.loss)
+        self._channel.send(Direction.BACKWARD, microbatch, gradient_bTD, command.loss)
         self._compute.add_weights()
         if command.adds:
-            self._gradients.add(Leg.BACKWARD)
+            self._gradients.add(Direction.BACKWARD)
         self._channel.emit(trainer_messages.GradientAdded(microbatch))
         return int(command.adds)
 
@@ -260,7 +264,7 @@ class RelayStepper(_StageStepper):
 
     def _score(self, command: trainer_messages.Filled) -> None:
         produced_bTD = self._compute.score_through(self._channel.read(command))
-        self._channel.send(Leg.SCORE, command.number, produced_bTD)
+        self._channel.send(Direction.SCORE, command.number, produced_bTD)
 
 
 def stage_clip_norm(clip_norm: float, stages: int) -> float:

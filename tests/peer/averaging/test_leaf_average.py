@@ -29,7 +29,7 @@ from peer.network.identity import Identity
 from protocol.diloco.audits import Evidence, Leaf, read_proof
 from protocol.diloco.commands import Admitted, Average
 from protocol.errors import RemoteProtocolError
-from protocol.fragment.code_tree import path_of
+from protocol.fragment.leaf_tree import path_of
 from protocol.outcomes import AuditOutcome
 from protocol.run.ways import CODECS
 from protocol.wire.fragment_messages import Contribution, Result, signed_result

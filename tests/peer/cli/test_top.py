@@ -10,7 +10,7 @@ import pytest
 from textual.widgets import TabbedContent
 
 from peer.cli.top import CURVE_LINES, SECTIONS, Top, curve, narrowed
-from peer.facts import PeerState, PipelineFacts, ReachFacts, Spent
+from peer.facts import MicrobatchTime, PeerState, PipelineFacts, ReachFacts
 from peer.observe.control import NoDaemon
 from peer.observe.history import History
 from peer.observe.status import Outcomes, PeerStatus, Status
@@ -19,7 +19,9 @@ from protocol.outcomes import SkipReason
 
 pytestmark = pytest.mark.slow
 
-PIPELINE = PipelineFacts(iteration_s=1.5, spent_s=dict.fromkeys(Spent, 1.0), paths=("1:dddddddd",))
+PIPELINE = PipelineFacts(
+    iteration_s=1.5, spent_s=dict.fromkeys(MicrobatchTime, 1.0), paths=("1:dddddddd",)
+)
 STATUS = Status(
     peer_id="12D3KooWaaaaaaaabbbbbbbb",
     run_id="ab" * 16,

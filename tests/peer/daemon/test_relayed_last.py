@@ -5,7 +5,7 @@ import trio
 from peer.averaging.diloco.fragment_rounds import FragmentCompany
 from peer.daemon.sources import in_order
 from peer.facts import Facts
-from peer.stages.company import StageCompany
+from peer.stages.peers import StagePeers
 from protocol.diloco.peers import Peers
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import Progress, Roster, View
@@ -39,10 +39,10 @@ async def test_sources(autojump_clock) -> None:
 
 async def test_stage_holders(autojump_clock) -> None:
     both = roster_of(part_of_stage(1), near=DIRECT, far=RELAYED)
-    assert StageCompany(both, RUN, 2).relays() == (("near",),)
-    assert StageCompany(both, RUN, 2).stage_of("far") == 1
+    assert StagePeers(both, RUN, 2).relays() == (("near",),)
+    assert StagePeers(both, RUN, 2).stage_of("far") == 1
     alone = roster_of(part_of_stage(1), far=RELAYED)
-    assert StageCompany(alone, RUN, 2).relays() == (("far",),)
+    assert StagePeers(alone, RUN, 2).relays() == (("far",),)
 
 
 async def test_owners_of_chunks(autojump_clock) -> None:

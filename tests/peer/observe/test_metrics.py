@@ -11,12 +11,12 @@ from peer.facts import (
     CorpusFacts,
     Facts,
     HeldPart,
+    MicrobatchTime,
     PackingFacts,
     PeerState,
     PipelineFacts,
     ReachFacts,
     RoundPhase,
-    Spent,
 )
 from peer.observe.metrics import REFUSED_CONTRIBUTIONS, Metrics, Now
 from peer.observe.problems import CONDITIONS, PeerProblem
@@ -128,7 +128,11 @@ def full() -> Now:
         held=HeldPart(Group("ab" * 16, "stage/1"), NOTHING, "int8", NOTHING),
         pipeline=PipelineFacts(
             planned_s=1.25,
-            spent_s={Spent.COMPUTING: 1.0, Spent.SENDING: 2.0, Spent.WAITING: 0.5},
+            spent_s={
+                MicrobatchTime.COMPUTING: 1.0,
+                MicrobatchTime.SENDING: 2.0,
+                MicrobatchTime.WAITING: 0.5,
+            },
             other_plans=3,
             links=(LinkTimes("12D3a", 40_000, 2_500, 0), LinkTimes("12D3b", 40_000)),
             replicas_apart=0.025,

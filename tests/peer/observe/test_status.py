@@ -8,7 +8,7 @@ import pytest
 from existing import existing
 from rich.console import Console
 
-from peer.facts import RECENT_ROUNDS, PeerState, PipelineFacts, ReachFacts, Spent
+from peer.facts import RECENT_ROUNDS, MicrobatchTime, PeerState, PipelineFacts, ReachFacts
 from peer.observe.experts import matrix_lines
 from peer.observe.problems import PeerProblem
 from peer.observe.status import (
@@ -29,7 +29,11 @@ PIPELINE = PipelineFacts(
     plan="cd" * 16,
     planned_s=1.25,
     iteration_s=1.5,
-    spent_s={Spent.COMPUTING: 1.0, Spent.SENDING: 2.0, Spent.WAITING: 1.0},
+    spent_s={
+        MicrobatchTime.COMPUTING: 1.0,
+        MicrobatchTime.SENDING: 2.0,
+        MicrobatchTime.WAITING: 1.0,
+    },
     links=(LinkTimes("12D3KooWdddddddd", 40_000, 2_500, 0),),
     paths=("1:dddddddd", "1:dddddddd"),
     replicas_apart=0.025,

@@ -19,8 +19,8 @@ from peer.network.simulated import LinkModel, SimulatedInternet
 from peer.rounds.surroundings import Surroundings
 from peer.rounds.way import TrainerLine
 from peer.runtime.work import SimulatedWork
-from peer.stages.company import StageCompany
-from peer.stages.exchange import StageExchange
+from peer.stages.peers import StagePeers
+from peer.stages.roles import exchange_of
 from peer.training.shared import RING_PER_SLOT, SLOTS, BoundaryRing, code_memory
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.membership.group import Group
@@ -30,7 +30,7 @@ from protocol.routing.routers import plan_of
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import part_of_stage
 from protocol.run.run_spec import RunSpec
-from protocol.wire.stage_messages import Leg
+from protocol.wire.stage_messages import Direction
 
 RUN_ID = "ab" * 16
 SLOT_BYTES = 1024
@@ -44,7 +44,7 @@ class PretendedTrainer:
     Attributes:
         codec: of its boundaries; None where nobody asks how large they are.
         fresh: what a microbatch begins as.
-        passed: boundaries that a relay has worked on, by leg.
+        passed: boundaries that a relay has worked on, by direction.
     """
 
     codec: Codec | None = None
@@ -61,7 +61,7 @@ class PretendedTrainer:
         self.held = set()
         self.made = {}
         self.most_held = 0
-        self.passed = Counter[Leg]()
+        self.passed = Counter[Direction]()
         self.came_back = []
         self.dropped = []
         self.steps = []
@@ -85,10 +85,10 @@ class PretendedTrainer:
         added = 0
         async for command in self._commands:
             match command:
-                case told.Filled(leg, number, slot, loss, adds):
-                    added += await self._pass(leg, number, slot, loss) and adds
+                case told.Filled(direction, number, slot, loss, adds):
+                    added += await self._pass(direction, number, slot, loss) and adds
                 case told.Resend(number) if number in self.held:
-                    await self._produce(Leg.FORWARD, number, self.made[number], None)
+                    await self._produce(Direction.FORWARD, number, self.made[number], None)
                 case told.Drop(number):
                     self.held.discard(number)
                 case told.Finish():
@@ -97,27 +97,27 @@ class PretendedTrainer:
                     added = 0
                     await self.exchange.took(told.Stepped(self.steps[-1]))
 
-    async def _pass(self, leg, number, slot, loss):
-        boundary = self.changed(bytes(self.boundaries.slot(slot)), leg)
+    async def _pass(self, direction, number, slot, loss):
+        boundary = self.changed(bytes(self.boundaries.slot(slot)), direction)
         await self.exchange.took(told.Freed(slot))
-        await trio.sleep(BACKWARD_S if leg == Leg.BACKWARD else FORWARD_S)
-        self.passed[leg] += 1
-        if leg == Leg.SCORE:
-            await self._produce(leg, number, boundary, loss)
+        await trio.sleep(BACKWARD_S if direction == Direction.BACKWARD else FORWARD_S)
+        self.passed[direction] += 1
+        if direction == Direction.SCORE:
+            await self._produce(direction, number, boundary, loss)
             return False
-        if leg == Leg.FORWARD:
+        if direction == Direction.FORWARD:
             assert number not in self.held
             self.held.add(number)
             self.made[number] = boundary
             self.most_held = max(self.most_held, len(self.held))
         else:
             self.held.remove(number)
-        await self._produce(leg, number, boundary, loss)
-        if leg == Leg.BACKWARD:
+        await self._produce(direction, number, boundary, loss)
+        if direction == Direction.BACKWARD:
             await self.exchange.took(told.GradientAdded(number))
-        return leg == Leg.BACKWARD
+        return direction == Direction.BACKWARD
 
-    def changed(self, boundary, _leg):
+    def changed(self, boundary, _direction):
         """What a relay makes of a boundary."""
         return bytes(value + 1 for value in boundary)
 
@@ -131,14 +131,14 @@ class PretendedTrainer:
             await self.exchange.took(told.Begun(len(numbers)))
             away = set(numbers)
             for number in numbers:
-                await self._produce(Leg.FORWARD, number, self.fresh, None)
+                await self._produce(Direction.FORWARD, number, self.fresh, None)
             while away:
                 command = await self._commands.receive()
                 if isinstance(command, told.Drop):
                     away.discard(command.number)
                     self.dropped.append(command.number)
                 elif isinstance(command, told.Resend):
-                    await self._produce(Leg.FORWARD, command.number, self.fresh, None)
+                    await self._produce(Direction.FORWARD, command.number, self.fresh, None)
                 elif command.number in away:
                     await self._come_back(command, away)
             await self.exchange.took(told.Stepped(len(numbers)))
@@ -147,20 +147,20 @@ class PretendedTrainer:
     async def _come_back(self, command, away):
         boundary = bytes(self.boundaries.slot(command.slot))
         await self.exchange.took(told.Freed(command.slot))
-        if command.leg == Leg.FORWARD:
-            await self._produce(Leg.BACKWARD, command.number, boundary, 2.5)
+        if command.direction == Direction.FORWARD:
+            await self._produce(Direction.BACKWARD, command.number, boundary, 2.5)
             return
         away.discard(command.number)
         self.came_back.append(self.read(boundary))
         await self.exchange.took(told.GradientAdded(command.number))
 
-    async def _produce(self, leg, number, boundary, loss):
+    async def _produce(self, direction, number, boundary, loss):
         while not self._free:
             self._released = trio.Event()
             await self._released.wait()
         slot = self._free.popleft()
         self.boundaries.slot(slot)[:] = boundary
-        await self.exchange.took(told.Filled(leg, number, slot, loss))
+        await self.exchange.took(told.Filled(direction, number, slot, loss))
 
 
 class StagePeer:
@@ -179,7 +179,7 @@ class StagePeer:
         spec = RunSpec.model_validate(
             {"pipeline": pipeline, "training": {"batch_size": world.microbatches}}
         )
-        company = StageCompany(self.roster, RUN_ID, world.stages)
+        peers = StagePeers(self.roster, RUN_ID, world.stages)
         around = Surroundings(
             network=network,
             roster=self.roster,
@@ -189,7 +189,7 @@ class StagePeer:
             sign=sign,
             work=SimulatedWork(0.0),
         )
-        self.exchange = StageExchange(AmendedSpec(spec), stage, company, around, world.plan)
+        self.exchange = exchange_of(AmendedSpec(spec), stage, peers, around, world.plan)
 
     def emit(self, name, /, **fields):
         self.told.append((name, fields))

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from peer.stages.exchange import StageExchange
-from protocol.microbatch.core import Tell
+from protocol.microbatch.core import SendNotice
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
@@ -20,7 +20,7 @@ def announcements(commands) -> list[tuple[tuple[str, ...], int]]:
     return [
         (each.to, each.message.iteration)
         for each in commands
-        if isinstance(each, Tell) and isinstance(each.message, Announcement)
+        if isinstance(each, SendNotice) and isinstance(each.message, Announcement)
     ]
 
 
@@ -28,7 +28,7 @@ def announcements(commands) -> list[tuple[tuple[str, ...], int]]:
 def core() -> DataPeerCore:
     """It has announced its first iteration to two relays."""
     core = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), 30.0)
-    core.present((("a", "b"),), 0.0, trained=True)
+    core.peers_changed((("a", "b"),), 0.0, trained=True)
     assert announcements(core.begun(1, 0.0)) == [(("a", "b"), 1)]
     return core
 
@@ -51,13 +51,13 @@ def test_it_is_not_said_any_more_when_a_later_one_is(core):
 def test_a_relay_whose_link_is_back_soon_is_told(core):
     for relay in "ab":
         core.noted(relay, Announcement(1), Noted(1))
-    core.present((("a",),), 0.5, trained=True)
-    assert announcements(core.present((("a", "b"),), 1.0, trained=True)) == [(("b",), 1)]
+    core.peers_changed((("a",),), 0.5, trained=True)
+    assert announcements(core.peers_changed((("a", "b"),), 1.0, trained=True)) == [(("b",), 1)]
     assert announcements(core.ticked(1.5)) == [(("b",), 1)]
 
 
-class Line:
-    """Transfers to a relay that answers late."""
+class Sender:
+    """Sends to a relay that answers late."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -68,23 +68,24 @@ class Line:
         return Noted(7)
 
 
-async def tell(transfers: Any, stages: Iterable[int | None], times: int) -> None:
+async def tell(sender: Any, stages: Iterable[int | None], times: int) -> None:
     of_each_look = iter(stages)
     exchange: Any = SimpleNamespace(
-        _core=None,
-        _company=SimpleNamespace(stage_of=lambda _: next(of_each_look)),
-        _transfers=transfers,
-        _saying=set(),
+        _core=SimpleNamespace(noted=lambda *_: []),
+        _do=lambda _: None,
+        _peers=SimpleNamespace(stage_of=lambda _: next(of_each_look)),
+        _boundary_sender=sender,
+        _being_sent=set(),
     )
     async with trio.open_nursery() as nursery:
         for _ in range(times):
-            nursery.start_soon(StageExchange._tell, exchange, "relay", Announcement(4))
+            nursery.start_soon(StageExchange._send_notice, exchange, "relay", Announcement(4))
 
 
 @pytest.mark.parametrize(("stage", "said"), [(1, [4]), (None, [])])
 async def test_one_thing_is_said_once_at_a_time_and_to_those_who_are_there(
     stage, said, autojump_clock
 ):
-    transfers = Line()
-    await tell(transfers, repeat(stage), times=3)
-    assert transfers.asked == said
+    sender = Sender()
+    await tell(sender, repeat(stage), times=3)
+    assert sender.asked == said

@@ -10,7 +10,7 @@ from peer.codec import BLOCK, get_codec
 from peer.network.conversation import Conversation, StreamStalled
 from peer.network.simulated import LinkModel, SimulatedInternet
 from peer.runtime.work import SimulatedWork
-from peer.stages.transfers import FLOOR_S, Arrivals, Line, Unusual
+from peer.stages.transfers import FLOOR_S, BoundaryReceiver, StageSession, Unusual
 from peer.training.shared import BoundaryRing, code_memory
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
@@ -37,7 +37,10 @@ class Taker:
         memory = code_memory()
         BoundaryRing.create_in(memory, SLOTS, SLOT_BYTES)
         ring = BoundaryRing.open(memory, SLOT_BYTES, CODEC)
-        self.line, self.arrivals = Line(ring), Arrivals(SimulatedWork(LOOK_S), PATIENCE_S)
+        self.session, self.receiver = (
+            StageSession(ring),
+            BoundaryReceiver(SimulatedWork(LOOK_S), PATIENCE_S),
+        )
         self.begun = 0
         self.took_s = []
         self.waited_s = []
@@ -47,10 +50,10 @@ class Taker:
         began_s = trio.current_time()
         async with Conversation(stream) as talk:
             try:
-                slot, _, took_s = await self.arrivals.receive(
-                    talk, self.line, GRADIENT, 0.0, self._begins
+                slot, _, took_s = await self.receiver.receive(
+                    talk, self.session, GRADIENT, 0.0, self._begins
                 )
-                self.line.send(Freed(slot))
+                self.session.send(Freed(slot))
                 self.took_s.append((took_s, trio.current_time() - began_s))
             except StreamStalled:
                 self.waited_s.append(trio.current_time() - began_s)
@@ -63,7 +66,7 @@ class Taker:
 
 def num_free(taker: Taker) -> int:
     """Inbound slots that nobody fills or reads."""
-    return taker.line._free.statistics().current_buffer_used
+    return taker.session._free.statistics().current_buffer_used
 
 
 @asynccontextmanager

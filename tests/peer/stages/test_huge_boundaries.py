@@ -7,9 +7,9 @@ from stage_worlds import SLOT_BYTES, PretendedTrainer, StageWorld
 
 from peer.codec import get_codec
 from peer.simulation.virtual_time import run_in_virtual_time
-from protocol.microbatch.core import Counted
+from protocol.microbatch.core import MicrobatchEvent
 from protocol.microbatch.sizes import FACTOR
-from protocol.wire.stage_messages import Leg
+from protocol.wire.stage_messages import Direction
 
 SIZES, ITERATIONS, MICROBATCHES = (2, 2, 2), 6, 4
 HONEST_AT_FIRST = 8
@@ -24,7 +24,7 @@ class SizedTrainer(PretendedTrainer):
     fresh = np.zeros(SLOT_BYTES // 4, np.float32).tobytes()
     largest = 0.0
 
-    def changed(self, boundary, _leg):
+    def changed(self, boundary, _direction):
         values = np.frombuffer(boundary, np.float32)
         self.largest = max(self.largest, float(values.max()))
         return (values + 1).tobytes()
@@ -33,16 +33,16 @@ class SizedTrainer(PretendedTrainer):
         return set(np.frombuffer(boundary, np.float32).tolist())
 
 
-def liar(leg, size):
-    """A trainer that is honest at first, and then sends values of this size on this leg."""
+def liar(direction, size):
+    """A trainer that is honest at first, and then sends values of this size in this direction."""
 
     class Liar(SizedTrainer):
         sent = 0
 
-        def changed(self, boundary, its_leg):
-            honest = super().changed(boundary, its_leg)
-            self.sent += its_leg == leg
-            if its_leg != leg or self.sent <= HONEST_AT_FIRST:
+        def changed(self, boundary, its_direction):
+            honest = super().changed(boundary, its_direction)
+            self.sent += its_direction == direction
+            if its_direction != direction or self.sent <= HONEST_AT_FIRST:
                 return honest
             return np.full(SLOT_BYTES // 4, size, np.float32).tobytes()
 
@@ -62,20 +62,24 @@ def assert_all_home(peers):
     for peer in peers:
         if peer.stage == 0:
             counts = peer.facts.microbatches
-            assert counts[Counted.DONE] == counts[Counted.BEGUN] == ITERATIONS * MICROBATCHES
-            assert peer.trainer.came_back == [{4.0}] * counts[Counted.DONE]
+            assert (
+                counts[MicrobatchEvent.DONE]
+                == counts[MicrobatchEvent.BEGUN]
+                == ITERATIONS * MICROBATCHES
+            )
+            assert peer.trainer.came_back == [{4.0}] * counts[MicrobatchEvent.DONE]
 
 
 def refused(peers):
-    return sum(peer.facts.microbatches[Counted.REFUSED] for peer in peers)
+    return sum(peer.facts.microbatches[MicrobatchEvent.REFUSED] for peer in peers)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2.0 * USUAL * FACTOR, 1e30], ids=["unusual", "impossible"])
-@pytest.mark.parametrize("leg", [Leg.FORWARD, Leg.BACKWARD])
-def test_what_a_liar_sends_reaches_no_trainer_and_all_come_home(leg, size):
+@pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
+def test_what_a_liar_sends_reaches_no_trainer_and_all_come_home(direction, size):
     def trainer_of(stage, i):
-        return liar(leg, size) if (stage, i) == LIAR else SizedTrainer
+        return liar(direction, size) if (stage, i) == LIAR else SizedTrainer
 
     *honest, _ = run_in_virtual_time(1, lambda: train(trainer_of))
     assert_all_home(honest)

@@ -12,14 +12,14 @@ from peer.codec import get_codec
 from peer.observe.event_names import EventName
 from peer.simulation.virtual_time import run_in_virtual_time
 from protocol.microbatch import checks
-from protocol.microbatch.core import Counted
-from protocol.wire.stage_messages import Leg
+from protocol.microbatch.core import MicrobatchEvent
+from protocol.wire.stage_messages import Direction
 
 SIZES, MICROBATCHES, LIAR = (2, 3, 3), 4, (1, 0)
 VALUES = SLOT_BYTES // 4
 
 
-def honestly(made, _leg):
+def honestly(made, _direction):
     return made
 
 
@@ -32,10 +32,10 @@ def replica(stage, place, told=honestly):
         weights = np.random.default_rng(stage).normal(size=VALUES)
         own = weights + 0.1 * np.random.default_rng([stage, place]).normal(size=VALUES)
 
-        def changed(self, boundary, leg):
+        def changed(self, boundary, direction):
             values = np.frombuffer(boundary, np.float32)
-            made = values + (0 if leg is Leg.BACKWARD else self.own)
-            return told(made, leg).astype(np.float32).tobytes()
+            made = values + (0 if direction is Direction.BACKWARD else self.own)
+            return told(made, direction).astype(np.float32).tobytes()
 
         def read(self, boundary):
             return len(boundary)
@@ -51,8 +51,10 @@ LIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def lying(how, legs=(Leg.FORWARD, Leg.SCORE)):
-    return replica(*LIAR, lambda made, leg: LIES[how](made) if leg in legs else made)
+def lying(how, directions=(Direction.FORWARD, Direction.SCORE)):
+    return replica(
+        *LIAR, lambda made, direction: LIES[how](made) if direction in directions else made
+    )
 
 
 async def train(liar, iterations, often, routing):
@@ -87,10 +89,10 @@ def named(world):
 
 def assert_counted_once(world):
     """No gradient was added twice, or for a copy."""
-    done = sum(peer.facts.microbatches[Counted.DONE] for peer in world.of_stage(0))
+    done = sum(peer.facts.microbatches[MicrobatchEvent.DONE] for peer in world.of_stage(0))
     for stage in (1, 2):
         assert sum(sum(peer.trainer.steps) for peer in world.of_stage(stage)) <= done
-        added = [peer.facts.microbatches[Counted.DONE] for peer in world.of_stage(stage)]
+        added = [peer.facts.microbatches[MicrobatchEvent.DONE] for peer in world.of_stage(stage)]
         assert sum(added) == done
 
 
@@ -113,7 +115,7 @@ def test_a_liar_is_left_out_by_every_data_peer_and_nobody_else(how, routing):
 
 @pytest.mark.slow
 def test_one_that_is_honest_in_copies_is_left_out_too():
-    world = trained(lying("negated", legs=[Leg.FORWARD]), iterations=12)
+    world = trained(lying("negated", directions=[Direction.FORWARD]), iterations=12)
     assert named(world) == [LIAR, LIAR]
 
 
@@ -122,12 +124,15 @@ def test_without_checks_nobody_notices():
     world = trained(lying("negated"), often=1 << 60)
     assert not told(world)
     liar, *others = world.of_stage(1)
-    assert liar.trainer.passed[Leg.FORWARD] > min(p.trainer.passed[Leg.FORWARD] for p in others) / 2
+    assert (
+        liar.trainer.passed[Direction.FORWARD]
+        > min(p.trainer.passed[Direction.FORWARD] for p in others) / 2
+    )
 
 
 @pytest.mark.slow
 def test_among_honest_relays_nothing_is_told():
     world = trained()
     assert not told(world)
-    assert all(peer.facts.microbatches[Counted.CHECKED] for peer in world.of_stage(0))
+    assert all(peer.facts.microbatches[MicrobatchEvent.CHECKED] for peer in world.of_stage(0))
     assert_counted_once(world)

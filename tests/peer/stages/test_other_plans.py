@@ -2,20 +2,20 @@
 
 from peer.facts import Facts
 from peer.stages.exchange import OtherPlans
-from protocol.wire.stage_messages import Leg, Microbatch, Path, Trip
+from protocol.wire.stage_messages import Direction, Hop, Microbatch, Path
 
 
-def trip(origin: str, plan: str) -> Trip:
-    return Trip(Microbatch(origin, 1, 1), Leg.FORWARD, Path(("relay",), (1,), plan), 1)
+def hop(origin: str, plan: str) -> Hop:
+    return Hop(Microbatch(origin, 1, 1), Direction.FORWARD, Path(("relay",), (1,), plan), 1)
 
 
 def test_a_data_peer_that_is_gone_has_no_plan_any_more() -> None:
     facts = Facts("relay", 1)
     plans = OtherPlans(facts)
-    plans.look(trip("a", "old"), {"a", "b"})
-    plans.look(trip("b", "old"), {"a", "b"})
-    plans.look(trip("b", "new"), {"a", "b"})
+    plans.count(hop("a", "old"), {"a", "b"})
+    plans.count(hop("b", "old"), {"a", "b"})
+    plans.count(hop("b", "new"), {"a", "b"})
     assert facts.pipeline.other_plans == 1
     for _ in range(3):
-        plans.look(trip("b", "new"), {"b"})
+        plans.count(hop("b", "new"), {"b"})
     assert facts.pipeline.other_plans == 1

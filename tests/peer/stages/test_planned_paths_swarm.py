@@ -11,7 +11,7 @@ from bench.pipeline_world.given_paths import GivenPaths
 from peer.network.identity import Identity
 from peer.network.simulated import LinkModel
 from peer.simulation.virtual_time import run_in_virtual_time
-from protocol.microbatch.core import Counted
+from protocol.microbatch.core import MicrobatchEvent
 from protocol.routing.snapshots import REPLAN_EVERY_S
 
 NEAR = LinkModel(latency_s=0.005, bandwidth_bytes_per_s=1e7)
@@ -80,7 +80,7 @@ async def test_paths_that_are_given_take_the_place_of_plans(autojump_clock):
     assert origin.facts.pipeline.plan == given.digest
     assert origin.facts.pipeline.paths == (f"2:{away[0][-8:]} 1:{away[1][-8:]}",)
     near, far = (world.of_stage(1)[place].exchange._core.counts for place in (0, 1))
-    assert far[Counted.DONE] > 2 * near[Counted.DONE]
+    assert far[MicrobatchEvent.DONE] > 2 * near[MicrobatchEvent.DONE]
 
 
 def ids_of(*places):

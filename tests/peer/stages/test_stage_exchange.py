@@ -15,7 +15,7 @@ from peer.training.shared import SLOTS
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.membership.group import Group
 from protocol.membership.view import Progress
-from protocol.microbatch.core import Counted, Tell
+from protocol.microbatch.core import MicrobatchEvent, OfferAhead, SendNotice
 from protocol.microbatch.relay import GONE_S
 from protocol.outcomes import RefusalReason
 from protocol.run.layout import part_of_stage
@@ -26,12 +26,12 @@ from protocol.wire.stage_messages import (
     Announcement,
     Boundary,
     Credit,
-    Leg,
+    Direction,
+    Hop,
     Lost,
     Microbatch,
     Noted,
     Path,
-    Trip,
 )
 from protocol.wire.versions import STAGE
 
@@ -42,7 +42,7 @@ async def test_microbatches_come_back_through_all_stages(autojump_clock):
         await world.wait_done()
         for peer in world.of_stage(0):
             assert peer.trainer.came_back == [{4}] * 12  # two stages, there and back
-            assert +peer.facts.microbatches == {Counted.BEGUN: 12, Counted.DONE: 12}
+            assert +peer.facts.microbatches == {MicrobatchEvent.BEGUN: 12, MicrobatchEvent.DONE: 12}
         for stage in (1, 2):
             steps = [peer.trainer.steps[:2] for peer in world.of_stage(stage)]
             assert [sum(each) for each in zip(*steps, strict=True)] == [8, 8]
@@ -56,7 +56,7 @@ async def test_a_relay_holds_no_more_than_it_has_slots(autojump_clock):
         await world.wait_done()
         (relay,) = world.of_stage(1)
         assert relay.trainer.most_held == SLOTS
-        assert relay.facts.microbatches[Counted.DONE] >= 24
+        assert relay.facts.microbatches[MicrobatchEvent.DONE] >= 24
         assert all(len(peer.trainer.came_back) == 16 for peer in world.of_stage(0))
 
 
@@ -71,10 +71,14 @@ async def test_a_relay_that_dies_costs_what_it_held(autojump_clock):
         assert trio.current_time() < 30
         for peer in world.of_stage(0):
             counts = peer.facts.microbatches
-            assert counts[Counted.DONE] + counts[Counted.LOST] == counts[Counted.BEGUN] == 16
-            assert len(peer.trainer.came_back) == counts[Counted.DONE]
-        again = sum(peer.facts.microbatches[Counted.AGAIN] for peer in world.of_stage(0))
-        lost = sum(peer.facts.microbatches[Counted.LOST] for peer in world.of_stage(0))
+            assert (
+                counts[MicrobatchEvent.DONE] + counts[MicrobatchEvent.LOST]
+                == counts[MicrobatchEvent.BEGUN]
+                == 16
+            )
+            assert len(peer.trainer.came_back) == counts[MicrobatchEvent.DONE]
+        again = sum(peer.facts.microbatches[MicrobatchEvent.AGAIN] for peer in world.of_stage(0))
+        lost = sum(peer.facts.microbatches[MicrobatchEvent.LOST] for peer in world.of_stage(0))
         assert again > 0
         assert lost == 0
 
@@ -84,19 +88,19 @@ async def test_a_relay_that_dies_with_gradients_in_hand_has_a_stand_in(autojump_
     """Every microbatch comes back through the same number of stages, none twice."""
     async with StageWorld((2, 2, 2), iterations=6).running() as world:
         relay = world.of_stage(1)[0]
-        while relay.facts.microbatches[Counted.DONE] < 3 or not relay.trainer.held:
+        while relay.facts.microbatches[MicrobatchEvent.DONE] < 3 or not relay.trainer.held:
             await trio.sleep(0.01)
         world.kill(relay)
         await world.wait_done()
         assert trio.current_time() < 30
         for peer in world.of_stage(0):
-            assert peer.facts.microbatches[Counted.DONE] == 24
+            assert peer.facts.microbatches[MicrobatchEvent.DONE] == 24
             assert peer.trainer.came_back == [{4}] * 24
             assert not peer.trainer.dropped
         counts = [peer.facts.microbatches for peer in world.of_stage(0)]
-        lost = sum(each[Counted.MENDED] + each[Counted.AGAIN] for each in counts)
+        lost = sum(each[MicrobatchEvent.MENDED] + each[MicrobatchEvent.AGAIN] for each in counts)
         stand_in = world.of_stage(1)[1]
-        assert 0 < stand_in.facts.microbatches[Counted.REPLAYED] <= lost
+        assert 0 < stand_in.facts.microbatches[MicrobatchEvent.REPLAYED] <= lost
 
 
 @pytest.mark.slow
@@ -140,7 +144,7 @@ async def test_what_a_data_peer_announces_before_its_beat_says_that_it_trains_st
         slow.trainer.send = send_late
         beat("downloading")
         with trio.fail_after(PATIENCE_S / 4):
-            while fast.facts.microbatches[Counted.DONE] < world.microbatches:
+            while fast.facts.microbatches[MicrobatchEvent.DONE] < world.microbatches:
                 await trio.sleep(0.01)
             await trio.sleep(2 * TICK_S)
             beat("training")
@@ -191,8 +195,12 @@ async def test_they_train_without_it_where_paths_may_leave_it_out(autojump_clock
         assert data_peer.told == [(EventName.STAGE_LEFT_OUT, {"stage": 2, "step": 7})]
         await world.wait_done()
         counts = data_peer.facts.microbatches
-        assert counts[Counted.DONE] + counts[Counted.LOST] == counts[Counted.BEGUN] == 32
-        assert counts[Counted.DONE] >= counts[Counted.WITHOUT] >= 24
+        assert (
+            counts[MicrobatchEvent.DONE] + counts[MicrobatchEvent.LOST]
+            == counts[MicrobatchEvent.BEGUN]
+            == 32
+        )
+        assert counts[MicrobatchEvent.DONE] >= counts[MicrobatchEvent.WITHOUT] >= 24
         assert set(map(frozenset, data_peer.trainer.came_back)) == {frozenset({4})}
 
 
@@ -208,10 +216,10 @@ def group_of(stage):
     return Group("ab" * 16, f"stage/{stage}").digest
 
 
-def trip_to(relay, origin, iteration=1, index=1):
+def hop_to(relay, origin, iteration=1, index=1):
     """A forward to the only relay of a path."""
     path = Path((relay.peer_id,), (1,))
-    return Trip(Microbatch(origin, iteration, index), Leg.FORWARD, path, 1)
+    return Hop(Microbatch(origin, iteration, index), Direction.FORWARD, path, 1)
 
 
 STRANGER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
@@ -222,13 +230,13 @@ async def test_strangers_learn_nothing_and_break_nothing(autojump_clock):
     async with StageWorld((1, 1)).running() as world, world.internet.open_network(STRANGER) as me:
         (data_peer,), (relay,) = world.of_stage(0), world.of_stage(1)
         await trio.sleep(0.5)
-        theirs = trip_to(relay, data_peer.peer_id)
+        theirs = hop_to(relay, data_peer.peer_id)
         loop = replace(theirs, path=Path((relay.peer_id,) * 2, (1, 1)))
         for message in (theirs, loop):
             talk = await ask(world, me, relay, message)
             with pytest.raises(StreamLost):
                 await talk.receive(Credit, timeout_s=5.0)
-        own = trip_to(relay, STRANGER)
+        own = hop_to(relay, STRANGER)
         for strange in (
             own,
             Announcement(10**9),
@@ -251,10 +259,10 @@ async def test_strangers_learn_nothing_and_break_nothing(autojump_clock):
 
 @pytest.mark.parametrize("stages", [(1, 2), ()])
 def test_a_path_names_the_stage_of_each_relay(stages):
-    trip = Trip(Microbatch(STRANGER, 1, 1), Leg.FORWARD, Path(("me",), (1,)), 1)
-    trip.check(STRANGER, "me")
+    hop = Hop(Microbatch(STRANGER, 1, 1), Direction.FORWARD, Path(("me",), (1,)), 1)
+    hop.check(STRANGER, "me")
     with pytest.raises(RemoteProtocolError, match="stage"):
-        replace(trip, path=Path(("me",), stages)).check(STRANGER, "me")
+        replace(hop, path=Path(("me",), stages)).check(STRANGER, "me")
 
 
 @pytest.mark.slow
@@ -267,14 +275,14 @@ async def test_a_boundary_that_breaks_off_gives_its_slot_back(autojump_clock):
         await trio.sleep(0.5)
         for index in range(40):
             iteration = relay.exchange._core.iteration or 1
-            talk = await ask(world, me, relay, trip_to(relay, STRANGER, iteration, index))
+            talk = await ask(world, me, relay, hop_to(relay, STRANGER, iteration, index))
             with suppress(Refused), trio.move_on_after(1.0):
                 await talk.receive(Credit)
                 await talk.send(Boundary(None), bytes(SLOT_BYTES // 2))
             await talk.aclose()
         await world.wait_done()
         assert len(data_peer.trainer.came_back) + len(data_peer.trainer.dropped) == 12
-        assert relay.exchange._line._free.statistics().current_buffer_used >= 7
+        assert relay.exchange._session._free.statistics().current_buffer_used >= 7
 
 
 @pytest.mark.slow
@@ -290,18 +298,18 @@ async def test_what_was_offered_on_for_a_boundary_that_breaks_off_is_taken_back(
         await trio.sleep(1.0)
         path, frame = Path((first.peer_id, second.peer_id), (1, 2)), encode_message(Boundary(None))
         for index in range(6):
-            trip = Trip(Microbatch(STRANGER, 1, index), Leg.SCORE, path, 1)
+            hop = Hop(Microbatch(STRANGER, 1, index), Direction.SCORE, path, 1)
             await me.connect(first.peer_id, first.network.addresses)
             stream = await me.open_stream(first.peer_id, STAGE)
             async with Conversation(stream) as talk:
-                await talk.send(trip)
+                await talk.send(hop)
                 await talk.receive(Credit)
                 await stream.send_all(encode_frame(frame, SLOT_BYTES) + b"x")
                 await trio.sleep(1.0)
-                ahead = first.exchange._transfers._ahead
-                assert [trip for trip in ahead if trip.microbatch.origin == STRANGER]
+                ahead = first.exchange._boundary_sender._ahead
+                assert [hop for hop in ahead if hop.microbatch.origin == STRANGER]
         await trio.sleep(1.0)
-        assert not [trip for trip in ahead if trip.microbatch.origin == STRANGER]
+        assert not [hop for hop in ahead if hop.microbatch.origin == STRANGER]
         await world.wait_done()
 
 
@@ -309,10 +317,10 @@ async def test_nothing_is_offered_ahead_of_an_attempt_before_one_that_is_lost(au
     async with StageWorld((1, 1), iterations=1).running() as world:
         (data_peer,), (relay,) = world.of_stage(0), world.of_stage(1)
         await world.wait_done()
-        exchange, ahead = data_peer.exchange, data_peer.exchange._transfers._ahead
-        trips = [replace(trip_to(relay, data_peer.peer_id, 9), attempt=n) for n in range(3)]
-        exchange._do([Tell((), Lost(trips[0].microbatch, 1)), *trips])
-        assert list(ahead) == [trips[2]]
+        exchange, ahead = data_peer.exchange, data_peer.exchange._boundary_sender._ahead
+        hops = [replace(hop_to(relay, data_peer.peer_id, 9), attempt=n) for n in range(3)]
+        exchange._do([SendNotice((), Lost(hops[0].microbatch, 1)), *map(OfferAhead, hops)])
+        assert list(ahead) == [hops[2]]
 
 
 async def _time_of(iterations):

@@ -2,15 +2,15 @@
 
 import pytest
 
-from peer.facts import PipelineFacts, Spent
+from peer.facts import MicrobatchTime, PipelineFacts
 from peer.stages.stopwatch import Stopwatch
 from protocol.microbatch.trainer_messages import Begun, Drop, Filled, GradientAdded, Stepped
 from protocol.routing.measures import ENOUGH, Measures
-from protocol.wire.stage_messages import Leg
+from protocol.wire.stage_messages import Direction
 
 
-def filled(leg, number):
-    return Filled(Leg(leg), number, 0, None)
+def filled(direction, number):
+    return Filled(Direction(direction), number, 0, None)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_work_of_a_relay_begins_when_the_trainer_is_done_with_the_one_before(wat
         stopwatch.took(filled("backward", start), start + 5.0)
         stopwatch.took(GradientAdded(start), start + 6.0)  # the gradient of the weights, after it
     assert (measures.work().forward_us, measures.work().backward_us) == (1_000_000, 2_000_000)
-    assert facts.spent_s[Spent.COMPUTING] == 4.0 * ENOUGH
+    assert facts.spent_s[MicrobatchTime.COMPUTING] == 4.0 * ENOUGH
 
 
 def test_a_data_peer_has_a_loss_and_iterations(watched):
@@ -58,8 +58,8 @@ def test_waiting_for_a_slot_is_not_sending(watched):
     stopwatch.asked(3.0, 2.5)
     stopwatch.asked(1.0, 5.0)  # no longer than it was away
     stopwatch.sent("other", 2.0)
-    assert facts.spent_s[Spent.WAITING] == 3.5
-    assert facts.spent_s[Spent.SENDING] == 2.5
+    assert facts.spent_s[MicrobatchTime.WAITING] == 3.5
+    assert facts.spent_s[MicrobatchTime.SENDING] == 2.5
 
 
 def test_what_is_dropped_is_no_work(watched):

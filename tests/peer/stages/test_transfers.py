@@ -12,14 +12,22 @@ from peer.facts import PipelineFacts
 from peer.network.conversation import Conversation
 from peer.network.simulated import LinkModel, SimulatedInternet
 from peer.stages.stopwatch import Stopwatch
-from peer.stages.transfers import DRAINED, MAX_AHEAD, SERVED_IDLE_S, Transfers
+from peer.stages.transfers import DRAINED, MAX_AHEAD, SERVED_IDLE_S, BoundarySender
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import StreamLost
 from protocol.microbatch.core import SendBoundary
 from protocol.outcomes import RefusalReason
 from protocol.routing.measures import ENOUGH, Measures
 from protocol.wire.messages import Refusal
-from protocol.wire.stage_messages import Boundary, BoundaryKept, Credit, Leg, Microbatch, Path, Trip
+from protocol.wire.stage_messages import (
+    Boundary,
+    BoundaryKept,
+    Credit,
+    Direction,
+    Hop,
+    Microbatch,
+    Path,
+)
 from protocol.wire.versions import STAGE
 
 LATENCY_S = 0.1
@@ -29,12 +37,12 @@ ORIGIN, RELAY = (peer_id_from_public_key(bytes([n]) * 32) for n in (1, 2))
 
 
 def outgoing(index):
-    trip = Trip(Microbatch(ORIGIN, 1, index), Leg.FORWARD, Path((RELAY,), (1,)), 1)
-    return SendBoundary(trip, index, None)
+    hop = Hop(Microbatch(ORIGIN, 1, index), Direction.FORWARD, Path((RELAY,), (1,)), 1)
+    return SendBoundary(hop, index, None)
 
 
-async def send(transfers, command):
-    return await transfers.send(RELAY, command, memoryview(CODES))
+async def send(sender, command):
+    return await sender.send(RELAY, command, memoryview(CODES))
 
 
 class Receiver:
@@ -57,8 +65,8 @@ class Receiver:
                 self.ended += 1
 
     async def _take(self, talk):
-        trip, _ = await talk.receive(Trip)
-        index = trip.microbatch.index
+        hop, _ = await talk.receive(Hop)
+        index = hop.microbatch.index
         self.offered.append(index)
         if index in self.refused:
             await talk.send(Refusal(RefusalReason.BEHIND, "no"))
@@ -76,122 +84,122 @@ async def line():
     async with internet.open_network(ORIGIN) as ours, internet.open_network(RELAY) as theirs:
         await theirs.serve(STAGE, receiver.serve)
         await ours.connect(RELAY, theirs.addresses)
-        yield Transfers(ours, math.inf, stopwatch), receiver
+        yield BoundarySender(ours, math.inf, stopwatch), receiver
 
 
 async def test_a_stream_is_used_again(autojump_clock):
-    async with line() as (transfers, receiver):
+    async with line() as (sender, receiver):
         for index in range(3):
-            assert await send(transfers, outgoing(index))
+            assert await send(sender, outgoing(index))
         assert receiver.offered == [0, 1, 2]
         assert receiver.streams == 1
 
 
 async def test_one_that_was_idle_for_long_is_not(autojump_clock):
-    async with line() as (transfers, receiver):
-        assert await send(transfers, outgoing(0))
+    async with line() as (sender, receiver):
+        assert await send(sender, outgoing(0))
         await trio.sleep(SERVED_IDLE_S / 2 + 1)
-        assert await send(transfers, outgoing(1))
+        assert await send(sender, outgoing(1))
         await trio.sleep(1)
         assert (receiver.streams, receiver.ended) == (2, 1)
 
 
 async def test_what_was_offered_ahead_takes_the_latency_once(autojump_clock):
-    async with line() as (transfers, receiver):
+    async with line() as (sender, receiver):
         for _ in range(2):
-            transfers.plan_ahead(outgoing(0).trip)
-            await transfers.offer_ahead(RELAY, outgoing(0).trip)
+            sender.plan_ahead(outgoing(0).hop)
+            await sender.offer_ahead(RELAY, outgoing(0).hop)
         await trio.sleep(1.0)
         begin_s = trio.current_time()
-        assert await send(transfers, outgoing(0))
+        assert await send(sender, outgoing(0))
         took_s = receiver.arrived_s[0] - begin_s
         assert took_s == pytest.approx(LATENCY_S + len(CODES) / 1e5, abs=0.05)
         assert receiver.offered == [0]
 
 
 async def test_a_boundary_that_is_ready_while_it_is_offered_waits_for_that(autojump_clock):
-    async with line() as (transfers, receiver), trio.open_nursery() as nursery:
-        transfers.plan_ahead(outgoing(0).trip)
-        nursery.start_soon(transfers.offer_ahead, RELAY, outgoing(0).trip)
+    async with line() as (sender, receiver), trio.open_nursery() as nursery:
+        sender.plan_ahead(outgoing(0).hop)
+        nursery.start_soon(sender.offer_ahead, RELAY, outgoing(0).hop)
         await wait_all_tasks_blocked()
-        assert await send(transfers, outgoing(0))
+        assert await send(sender, outgoing(0))
         assert receiver.offered == [0]
 
 
 async def test_one_that_is_sent_before_it_could_be_offered_is_offered_once(autojump_clock):
-    async with line() as (transfers, receiver):
-        transfers.plan_ahead(outgoing(0).trip)
-        assert await send(transfers, outgoing(0))
-        await transfers.offer_ahead(RELAY, outgoing(0).trip)
+    async with line() as (sender, receiver):
+        sender.plan_ahead(outgoing(0).hop)
+        assert await send(sender, outgoing(0))
+        await sender.offer_ahead(RELAY, outgoing(0).hop)
         assert receiver.offered == [0]
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
 async def test_what_will_not_come_is_withdrawn(autojump_clock, attempt):
-    async with line() as (transfers, receiver):
+    async with line() as (sender, receiver):
         for index in range(2):
-            trip = structs.replace(outgoing(index).trip, attempt=attempt)
-            transfers.plan_ahead(trip)
-            await transfers.offer_ahead(RELAY, trip)
-        await transfers.withdraw(outgoing(0).trip.microbatch, attempt)
+            hop = structs.replace(outgoing(index).hop, attempt=attempt)
+            sender.plan_ahead(hop)
+            await sender.offer_ahead(RELAY, hop)
+        await sender.withdraw(outgoing(0).hop.microbatch, attempt)
         await trio.sleep(1.0)
         assert receiver.ended == 1
-        assert await send(transfers, SendBoundary(trip, 1, None))
+        assert await send(sender, SendBoundary(hop, 1, None))
 
 
 async def test_with_an_attempt_goes_what_was_offered_of_those_before(autojump_clock):
-    async with line() as (transfers, receiver):
-        trips = [structs.replace(outgoing(0).trip, attempt=attempt) for attempt in range(3)]
-        for trip in trips:
-            transfers.plan_ahead(trip)
-            await transfers.offer_ahead(RELAY, trip)
-        await transfers.withdraw(trips[1].microbatch, 1)
+    async with line() as (sender, receiver):
+        hops = [structs.replace(outgoing(0).hop, attempt=attempt) for attempt in range(3)]
+        for hop in hops:
+            sender.plan_ahead(hop)
+            await sender.offer_ahead(RELAY, hop)
+        await sender.withdraw(hops[1].microbatch, 1)
         await trio.sleep(1.0)
         assert receiver.ended == 2
-        assert list(transfers._ahead) == [trips[2]]
+        assert list(sender._ahead) == [hops[2]]
 
 
 async def test_one_move_is_taken_back_and_no_other(autojump_clock):
-    async with line() as (transfers, receiver):
+    async with line() as (sender, receiver):
         for index in range(2):
-            transfers.plan_ahead(outgoing(index).trip)
-            await transfers.offer_ahead(RELAY, outgoing(index).trip)
+            sender.plan_ahead(outgoing(index).hop)
+            await sender.offer_ahead(RELAY, outgoing(index).hop)
         for _ in range(2):
-            await transfers.take_back(outgoing(0).trip)
+            await sender.take_back(outgoing(0).hop)
         await trio.sleep(1.0)
         assert receiver.ended == 1
-        assert await send(transfers, outgoing(1))
+        assert await send(sender, outgoing(1))
 
 
 async def test_no_more_than_so_many_are_offered_ahead(autojump_clock):
-    async with line() as (transfers, receiver):
+    async with line() as (sender, receiver):
         for index in range(MAX_AHEAD + 2):
-            transfers.plan_ahead(outgoing(index).trip)
-        await transfers.offer_ahead(RELAY, outgoing(MAX_AHEAD).trip)
+            sender.plan_ahead(outgoing(index).hop)
+        await sender.offer_ahead(RELAY, outgoing(MAX_AHEAD).hop)
         assert not receiver.offered
-        assert await send(transfers, outgoing(MAX_AHEAD))
-        await transfers.offer_ahead(RELAY, outgoing(0).trip)
+        assert await send(sender, outgoing(MAX_AHEAD))
+        await sender.offer_ahead(RELAY, outgoing(0).hop)
         await trio.sleep(1.0)
         assert receiver.offered == [MAX_AHEAD, 0]
 
 
 async def test_an_offer_that_is_withdrawn_while_it_is_made_is_taken_back(autojump_clock):
-    async with line() as (transfers, receiver), trio.open_nursery() as nursery:
-        transfers.plan_ahead(outgoing(0).trip)
-        nursery.start_soon(transfers.offer_ahead, RELAY, outgoing(0).trip)
+    async with line() as (sender, receiver), trio.open_nursery() as nursery:
+        sender.plan_ahead(outgoing(0).hop)
+        nursery.start_soon(sender.offer_ahead, RELAY, outgoing(0).hop)
         await wait_all_tasks_blocked()
-        await transfers.withdraw(outgoing(0).trip.microbatch, 0)
+        await sender.withdraw(outgoing(0).hop.microbatch, 0)
         await trio.sleep(1.0)
         assert receiver.streams == receiver.ended
 
 
 async def test_boundaries_to_one_peer_go_one_after_another(autojump_clock):
     """Side by side, each would arrive as late as the last one."""
-    async with line() as (transfers, receiver):
+    async with line() as (sender, receiver):
         begin_s = trio.current_time()
         async with trio.open_nursery() as nursery:
             for index in range(3):
-                nursery.start_soon(send, transfers, outgoing(index))
+                nursery.start_soon(send, sender, outgoing(index))
         each_s = len(CODES) / 1e5
         took_s = sorted(at_s - begin_s for at_s in receiver.arrived_s.values())
         opened_s = took_s[0] - each_s
@@ -200,35 +208,35 @@ async def test_boundaries_to_one_peer_go_one_after_another(autojump_clock):
 
 
 async def test_a_refusal_is_no_success_and_ends_nothing_else(autojump_clock):
-    async with line() as (transfers, receiver):
+    async with line() as (sender, receiver):
         receiver.refused = {1}
-        assert await send(transfers, outgoing(0))
-        assert not await send(transfers, outgoing(1))
-        assert await send(transfers, outgoing(2))
+        assert await send(sender, outgoing(0))
+        assert not await send(sender, outgoing(1))
+        assert await send(sender, outgoing(2))
 
 
 async def test_the_next_one_waits_until_the_line_is_nearly_free(autojump_clock):
     """What lies in p2pd's buffers is not on the line yet, and small messages wait behind it."""
-    async with line() as (transfers, _):
+    async with line() as (sender, _):
         for index in range(ENOUGH):
-            assert await send(transfers, outgoing(index))
-        measured_s = transfers._stopwatch.measures.line_s(RELAY)
+            assert await send(sender, outgoing(index))
+        measured_s = sender._stopwatch.measures.line_s(RELAY)
         assert measured_s == pytest.approx(len(CODES) / 1e5, abs=0.25)
         began_s = trio.current_time()
-        talk = await transfers._credited(RELAY, outgoing(7).trip)
-        assert not await transfers._drained(talk, RELAY, began_s)
+        talk = await sender._credited(RELAY, outgoing(7).hop)
+        assert not await sender._drained(talk, RELAY, began_s)
         assert trio.current_time() - began_s == pytest.approx(DRAINED * measured_s, abs=0.01)
 
 
 async def test_after_one_kept_stream_has_failed_the_others_are_not_tried(autojump_clock):
     """A peer that starts again leaves as many dead streams as were kept to it."""
-    async with line() as (transfers, receiver):
+    async with line() as (sender, receiver):
         async with trio.open_nursery() as nursery:
             for index in range(3):
-                nursery.start_soon(send, transfers, outgoing(index))
+                nursery.start_soon(send, sender, outgoing(index))
         assert receiver.streams == 3
-        for _, talk in transfers._idle[RELAY]:
+        for _, talk in sender._idle[RELAY]:
             await talk.aclose()
-        assert not await send(transfers, outgoing(3))
-        assert await send(transfers, outgoing(4))
+        assert not await send(sender, outgoing(3))
+        assert await send(sender, outgoing(4))
         assert receiver.streams == 4

@@ -11,7 +11,7 @@ from peer.codec import root_mean_square
 from peer.training.schedule import learning_rate
 from peer.training.stages.steppers import GradientSum, stage_clip_norm
 from protocol.microbatch.sizes import BoundarySizes, SizeVerdict
-from protocol.wire.stage_messages import Leg
+from protocol.wire.stage_messages import Direction
 
 STEPS, MICROBATCHES, WARMUP = 30, 4, 5
 PEERS = 2
@@ -44,28 +44,28 @@ class HonestPipeline:
         home, *relays = self.stages
         boundary = home.compute.embed(number, self._tokens())
         for place, relay in enumerate(relays, 1):
-            given = self._carried(boundary, number, place - 1, place, Leg.FORWARD)
+            given = self._carried(boundary, number, place - 1, place, Direction.FORWARD)
             boundary = relay.compute.forward(number, given)
-        given = self._carried(boundary, number, len(relays), 0, Leg.FORWARD)
+        given = self._carried(boundary, number, len(relays), 0, Direction.FORWARD)
         loss, boundary = home.compute.finish(number, given)
-        self.sums[0].add(Leg.FORWARD)
+        self.sums[0].add(Direction.FORWARD)
         for place in range(len(relays), -1, -1):
-            given = self._carried(boundary, number, (place + 1) % STAGES, place, Leg.BACKWARD)
+            given = self._carried(boundary, number, (place + 1) % STAGES, place, Direction.BACKWARD)
             passed = self.stages[place].compute.backward(number, given)
             self.stages[place].compute.add_weights()
-            self.sums[place].add(Leg.BACKWARD)
+            self.sums[place].add(Direction.BACKWARD)
             if passed is not None:
                 boundary = passed
         return loss
 
-    def _carried(self, boundary, number, giver, taker, leg):
+    def _carried(self, boundary, number, giver, taker, direction):
         """The boundary as the next stage reads it, which judges it first."""
         stage = self.stages[taker]
         codes = stage.ring.slot(0)
         stage.coder.write(boundary, codes)
         size = root_mean_square(codes, stage.coder._codec, boundary.numel())
         sender = f"{giver}/{number % PEERS}"
-        is_gradient = leg == Leg.BACKWARD
+        is_gradient = direction == Direction.BACKWARD
         verdict = self.judges[taker].judge(sender, size, stage=giver, is_gradient=is_gradient)
         self.verdicts[verdict] += 1
         return stage.coder.read(codes)

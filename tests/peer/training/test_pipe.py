@@ -31,7 +31,7 @@ from protocol.microbatch.trainer_messages import (
     Filled,
 )
 from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge
-from protocol.wire.stage_messages import Leg
+from protocol.wire.stage_messages import Direction
 
 MESSAGES: list[Any] = [
     Load(),
@@ -42,8 +42,8 @@ MESSAGES: list[Any] = [
     Ready("cpu", "fp32", 8, 11.5, (("a", (2, 3)),)),
     Begin("train", TrainerSettings(b"{}", "a", "/c", 256), 2),
     ModelCreated((("a", (2, 3)), ("b", ())), (("a", (2, 3)), ("b", ()), ("c", (4,))), "{}"),
-    Filled(Leg.BACKWARD, 3, 1, 2.5),
-    Filled(Leg.FORWARD, 3, 9, None),
+    Filled(Direction.BACKWARD, 3, 1, 2.5),
+    Filled(Direction.FORWARD, 3, 9, None),
     Begun(4),
     RoundClosed(3, 5, 40, 2.5, 0, 40, 1.5, 200.0),
     FragmentSent(2, 7, 5, 40, "ab", 0.25, 362.5),

@@ -13,7 +13,7 @@ from protocol.microbatch.trainer_messages import (
     Freed,
     Stepped,
 )
-from protocol.wire.stage_messages import Leg
+from protocol.wire.stage_messages import Direction
 
 
 def boundary(seed):
@@ -96,13 +96,13 @@ def test_a_relay_passes_on_a_gradient_that_it_has_added_before_and_counts_it_no_
         fill(stage, slot, slot)
     quiet = [None] * 20  # what comes before is done before what comes after is seen
     commands = [
-        Filled(Leg.FORWARD, 0, 0, None),
-        Filled(Leg.FORWARD, 1, 1, None),
+        Filled(Direction.FORWARD, 0, 0, None),
+        Filled(Direction.FORWARD, 1, 1, None),
         *quiet,
-        Filled(Leg.BACKWARD, 0, 2, 2.5),
+        Filled(Direction.BACKWARD, 0, 2, 2.5),
         *quiet,
         Freed(4),
-        Filled(Leg.BACKWARD, 1, 3, 2.5, adds=False),
+        Filled(Direction.BACKWARD, 1, 3, 2.5, adds=False),
         Finish(),
     ]
     stepper, script = relay(stage, commands)

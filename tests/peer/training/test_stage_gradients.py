@@ -14,7 +14,7 @@ from protocol.microbatch.trainer_messages import (
     Freed,
     Stepped,
 )
-from protocol.wire.stage_messages import Leg
+from protocol.wire.stage_messages import Direction
 
 CLIP_NORM = 0.5
 HONEST = 4
@@ -53,7 +53,7 @@ def run(stage, stepper, script, gradients):
     for number, gradient in enumerate(gradients):
         stage.compute.forward(number, boundary(number))
         stage.coder.write(gradient, stage.ring.slot(number))
-        script.commands.append(Filled(Leg.BACKWARD, number, number, 2.5))
+        script.commands.append(Filled(Direction.BACKWARD, number, number, 2.5))
     script.commands.append(Finish())
     return stepper.step(blocks(), 1e-3)
 

@@ -32,7 +32,7 @@ from protocol.microbatch.trainer_messages import (
 from protocol.run.families import WITH_STAGES
 from protocol.run.layout import Layout, stage_layouts
 from protocol.run.run_spec import RunSpec
-from protocol.wire.stage_messages import Leg
+from protocol.wire.stage_messages import Direction
 
 CPU = torch.device("cpu")
 STAGES = 3
@@ -104,12 +104,14 @@ class Path:
 
     def _walk(self, produced):
         self._commands.append(Freed(produced.slot))
-        if produced.number in self.lost and produced.leg == Leg.FORWARD:
+        if produced.number in self.lost and produced.direction == Direction.FORWARD:
             self._commands.append(Drop(produced.number))
             return
         boundary = self.home.coder.read(self.home.ring.slot(produced.slot))
-        for relay in self.relays if produced.leg != Leg.BACKWARD else reversed(self.relays):
-            match produced.leg:
+        for relay in (
+            self.relays if produced.direction != Direction.BACKWARD else reversed(self.relays)
+        ):
+            match produced.direction:
                 case "forward":
                     boundary = relay.compute.forward(produced.number, boundary)
                 case "backward":
@@ -119,7 +121,7 @@ class Path:
                     boundary = relay.compute.score_through(boundary)
         slot = self._free.popleft()
         self.home.coder.write(boundary, self.home.ring.slot(slot))
-        self._commands.append(Filled(produced.leg, produced.number, slot, produced.loss))
+        self._commands.append(Filled(produced.direction, produced.number, slot, produced.loss))
 
 
 def data_peer(stage, path, in_flight=3):
@@ -267,7 +269,9 @@ class CheckedPath(Path):
 
     def next_command(self, *, wait):
         """A gradient takes its time: the copies are produced before it is back."""
-        late = [e for e in self._produced if e.leg == Leg.BACKWARD and self._lacks(e.number)]
+        late = [
+            e for e in self._produced if e.direction == Direction.BACKWARD and self._lacks(e.number)
+        ]
         for each in late:
             self._produced.remove(each)
         command = super().next_command(wait=wait)
@@ -278,7 +282,7 @@ class CheckedPath(Path):
         return len(self.outputs[number]) < 3
 
     def _walk(self, produced):
-        if produced.leg == Leg.FORWARD and produced.number in self.outputs:
+        if produced.direction == Direction.FORWARD and produced.number in self.outputs:
             boundary = self.home.coder.read(self.home.ring.slot(produced.slot))
             for relay in self.relays:
                 boundary = relay.compute.score_through(boundary)
@@ -286,7 +290,7 @@ class CheckedPath(Path):
             self._commands.append(Freed(produced.slot))
             return
         super()._walk(produced)
-        if produced.leg == Leg.FORWARD:
+        if produced.direction == Direction.FORWARD:
             (slot,) = [each.slot for each in self._commands if isinstance(each, Filled)]
             self.outputs[produced.number] = [self.home.coder.read(self.home.ring.slot(slot))]
             self._commands += [Resend(produced.number)] * 2
@@ -321,7 +325,7 @@ def test_the_loss_of_blocks_is_that_of_the_whole_model():
     path = Path(stages[0], stages[1:])
     loss = data_peer(stages[0], path).loss_of(blocks())
     assert loss == pytest.approx(float(whole.loss(torch.from_numpy(blocks())).detach()), rel=1e-5)
-    assert {e.leg for e in path.events if isinstance(e, Filled)} == {Leg.SCORE}
+    assert {e.direction for e in path.events if isinstance(e, Filled)} == {Direction.SCORE}
 
 
 class Script:
@@ -358,15 +362,20 @@ def test_a_relay_sends_gradients_before_it_begins_new_forwards():
     stage = Stage(run_spec(), 1)
     for slot in range(3):
         fill(stage, slot, slot)
-    commands = [Filled(Leg.FORWARD, 0, 0, None)]
+    commands = [Filled(Direction.FORWARD, 0, 0, None)]
     stepper, script = relay(stage, commands)
     stage.compute.forward(9, torch.zeros(2, 16, 32))
     script.commands = deque(
-        [Filled(Leg.FORWARD, 0, 0, None), Filled(Leg.BACKWARD, 9, 1, 2.5), Freed(4), Finish()]
+        [
+            Filled(Direction.FORWARD, 0, 0, None),
+            Filled(Direction.BACKWARD, 9, 1, 2.5),
+            Freed(4),
+            Finish(),
+        ]
     )
     result = stepper.step(blocks(), 1e-3)
-    legs = [(e.leg, e.number) for e in script.events if isinstance(e, Filled)]
-    assert legs == [(Leg.BACKWARD, 9), (Leg.FORWARD, 0)]
+    directions = [(e.direction, e.number) for e in script.events if isinstance(e, Filled)]
+    assert directions == [(Direction.BACKWARD, 9), (Direction.FORWARD, 0)]
     assert Stepped(1) in script.events
     assert float(result.loss) == 2.5
 
@@ -374,14 +383,16 @@ def test_a_relay_sends_gradients_before_it_begins_new_forwards():
 def test_a_score_that_comes_with_the_end_of_a_step_does_not_wait_for_the_next():
     stage = Stage(run_spec(), 1)
     fill(stage, 0, 0)
-    stepper, script = relay(stage, [Finish(), Filled(Leg.SCORE, 5, 0, None)])
+    stepper, script = relay(stage, [Finish(), Filled(Direction.SCORE, 5, 0, None)])
     stepper.step(blocks(), 1e-3)
-    assert [(e.leg, e.number) for e in script.events if isinstance(e, Filled)] == [(Leg.SCORE, 5)]
+    assert [(e.direction, e.number) for e in script.events if isinstance(e, Filled)] == [
+        (Direction.SCORE, 5)
+    ]
 
 
 def test_a_gradient_that_nobody_waits_for_is_not_looked_at():
     stage = Stage(run_spec(), 1)
-    stepper, script = relay(stage, [Filled(Leg.BACKWARD, 5, 2, 1.0), Finish()])
+    stepper, script = relay(stage, [Filled(Direction.BACKWARD, 5, 2, 1.0), Finish()])
     before = stage.model.theta_P.clone()
     stepper.step(blocks(), 1e-3)
     assert [e for e in script.events if isinstance(e, Freed)] == [Freed(2)]
@@ -409,4 +420,4 @@ def test_slots_beyond_the_ring_do_not_exist():
 
 
 def test_messages_of_stages_are_plain_data():
-    assert msgspec.to_builtins(Filled(Leg.FORWARD, 1, 2, None))["leg"] == "forward"
+    assert msgspec.to_builtins(Filled(Direction.FORWARD, 1, 2, None))["leg"] == "forward"

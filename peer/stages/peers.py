@@ -1,7 +1,7 @@
 """The peers of a pipeline by stage, as the roster knows them now, and the balance between stages.
 
 A peer that should hold another stage begins anew: its process joins again, and goes over to that
-one, for its checkpoints are of the one it leaves (peer/process/rejoin.py).
+one, because its checkpoints are of the one it leaves (peer/process/rejoin.py).
 """
 
 from typing import Final
@@ -14,10 +14,10 @@ from protocol.membership.group import Group
 from protocol.membership.view import Member, Roster, View, relayed_last
 from protocol.run.assignment import Balance, stage_need
 from protocol.run.layout import DATA_STAGE, part_of_stage
-from protocol.wire.stage_messages import Relays
+from protocol.wire.stage_messages import RelaysByStage
 
 
-class StageCompany:
+class StagePeers:
     def __init__(self, roster: Roster, run_id: str, stages: int) -> None:
         self._groups = [Group(run_id, part_of_stage(stage)).digest for stage in range(stages)]
         self._roster = roster
@@ -28,7 +28,7 @@ class StageCompany:
         return self._views[DATA_STAGE].alive(trio.current_time())
 
     def others(self) -> tuple[Member, ...]:
-        """All others that are alive and hold a stage, by peer id."""
+        """The others that are alive and hold a stage, by peer id."""
         alive = self._roster.alive(trio.current_time())
         return tuple(member for member in alive if member.progress.group in self._groups)
 
@@ -36,7 +36,7 @@ class StageCompany:
         held = ((member.peer_id, member.progress.group) for member in self.others())
         return {peer_id: self._groups.index(group) for peer_id, group in held if group}
 
-    def relays(self) -> Relays:
+    def relays(self) -> RelaysByStage:
         """The others that hold each further stage and train, relayed ones last, sorted."""
         now_s = trio.current_time()
         training = (view.members_training(now_s) for view in self._views[DATA_STAGE + 1 :])
@@ -60,7 +60,7 @@ class StageCompany:
 LOOK_EVERY_S: Final = 1.0
 
 
-async def keep_balance(stage: int, company: StageCompany, facts: Facts, visited: int) -> None:
+async def keep_balance(stage: int, peers: StagePeers, facts: Facts, visited: int) -> None:
     """Watch until cancelled.
 
     Args:
@@ -75,7 +75,7 @@ async def keep_balance(stage: int, company: StageCompany, facts: Facts, visited:
         await trio.sleep(LOOK_EVERY_S)
         if facts.state is not PeerState.TRAINING:
             continue
-        holders = [list(others) for others in company.holders()]
+        holders = [list(others) for others in peers.holders()]
         holders[stage].append(facts.peer_id)
         move = balance.due_move(stage_need(holders, visited), trio.current_time())
         if move is not None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.fragment.code_tree import (
+from protocol.fragment.leaf_tree import (
     LEAST_BLOCKS,
     MOST_BLOCKS,
     blocks_of_leaf,

@@ -1,0 +1,175 @@
+"""What data peers and relays do differently with the microbatches of other peers (exchange.py)."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+from peer.facts import Facts, PeerState
+from peer.observe.event_names import EventName
+from peer.observe.events import Events
+from peer.rounds.surroundings import Surroundings
+from peer.training.shared import SLOTS, BoundaryRing
+from protocol.membership.view import TRAINING, Member
+from protocol.microbatch.checks import Check, Checks, Compare, Differing, Read
+from protocol.microbatch.data_peer import DataPeerCore
+from protocol.microbatch.relay import RelayCore
+from protocol.routing.routers import PlannedRouter, plan_of, router_of
+from protocol.run.amendments import AmendedSpec
+from protocol.run.layout import DATA_STAGE
+from protocol.run.needs import MIN_SLOTS
+
+from .exchange import PATIENCE_S, StageExchange
+from .peers import StagePeers
+from .survey import Planner
+
+
+def exchange_of(
+    amended: AmendedSpec,
+    stage: int,
+    peers: StagePeers,
+    around: Surroundings,
+    plan: Planner = plan_of,
+) -> StageExchange:
+    """The exchange of a peer that holds this stage."""
+    if stage == DATA_STAGE:
+        return DataPeerExchange(amended, peers, around, plan)
+    return RelayExchange(amended, stage, peers, around, plan)
+
+
+# --- data peers -----------------------------------------------------------------------------------
+class LeftOut:
+    """The stages that a run trains without, since nobody holds them now."""
+
+    def __init__(self, facts: Facts, events: Events) -> None:
+        self._facts = facts
+        self._events = events
+        self._since_s: dict[int, float] = {}
+
+    def report(self, core: DataPeerCore) -> None:
+        now_s = trio.current_time()
+        for stage in core.left_out:
+            if stage not in self._since_s:
+                self._since_s[stage] = now_s
+                self._events.emit(EventName.STAGE_LEFT_OUT, stage=stage, step=self._facts.step)
+        for stage in self._since_s.keys() - set(core.left_out):
+            seconds = round(now_s - self._since_s.pop(stage), 1)
+            step = self._facts.step
+            self._events.emit(EventName.STAGE_TAKEN_IN, stage=stage, step=step, seconds=seconds)
+        if self._facts.state is PeerState.TRAINING:
+            self._facts.now_doing(_doing(core.missing_stages, core.left_out))
+
+
+def _doing(missing: Sequence[int], left_out: Sequence[int]) -> str:
+    if not missing:
+        return "training"
+    stages = " and ".join(map(str, missing))
+    if set(missing) <= set(left_out):
+        return f"training without stage {stages}, which nobody holds"
+    return f"waiting for a peer that holds stage {stages}"
+
+
+CHECK_DRAWS: Final = b"loco/v1/stage-checks\0"
+"""Our signature of this seeds the draws of checks: nobody else can make it."""
+
+
+class DataPeerExchange(StageExchange):
+    _core: DataPeerCore
+
+    def __init__(
+        self, amended: AmendedSpec, peers: StagePeers, around: Surroundings, plan: Planner
+    ) -> None:
+        peer_id = around.network.peer_id
+        router = router_of(amended.founding, peer_id, MIN_SLOTS)
+        checks = Checks(around.sign(CHECK_DRAWS).hex())
+        core = DataPeerCore(peer_id, router, PATIENCE_S, in_flight=SLOTS, checks=checks)
+        planned = router if isinstance(router, PlannedRouter) else None
+        super().__init__(core, amended, DATA_STAGE, peers, around, plan, planned)
+        self._events, self._work = around.events, around.work
+        self._left_out = LeftOut(self._facts, around.events)
+
+    def _look_around(self, now_s: float) -> None:
+        others = self._peers.others()
+        trained = self._facts.step > 0 or any(m.progress.step > 0 for m in others)
+        self._do(self._core.peers_changed(self._peers.relays(), now_s, trained=trained))
+        self._left_out.report(self._core)
+
+    def step_of(self, step: float) -> float:
+        return step
+
+    async def wait_unneeded(self) -> None:
+        """Return at once: a data peer's own end is the end."""
+
+    def _check(self, command: Read | Compare | Differing) -> None:
+        session = self._session
+        assert session is not None, "checks are of what has come to this trainer"
+        match command:
+            case Read(check, relay, slot):
+                self._do(self._core.read(check, relay, bytes(session.ring.slot(slot))))
+            case Compare(check):
+                self._start(self._compare, session.ring, check)
+            case Differing():
+                self._events.emit(
+                    EventName.REPLICAS_DIFFER,
+                    stage=command.stage,
+                    step=self._facts.step,
+                    remotes=list(command.remotes),
+                    odd=command.odd,
+                    distance=round(command.distance, 3),
+                    bound=round(command.bound, 3),
+                    left_out=command.left_out,
+                )
+
+    async def _compare(self, ring: BoundaryRing, check: Check) -> None:
+        distances = await self._work.run(ring.distances, tuple(check.outputs.values()))
+        self._do(self._core.compared(check, distances, trio.current_time()))
+
+
+# --- relays ---------------------------------------------------------------------------------------
+class RelayExchange(StageExchange):
+    _core: RelayCore
+
+    def __init__(
+        self,
+        amended: AmendedSpec,
+        stage: int,
+        peers: StagePeers,
+        around: Surroundings,
+        plan: Planner,
+    ) -> None:
+        super().__init__(RelayCore(SLOTS, PATIENCE_S), amended, stage, peers, around, plan)
+        self._heard, self._total_steps_at = around.heard, amended.total_steps_at
+
+    def step_of(self, step: float) -> float:
+        """No further than the data peers are, and not to the end while one of them trains."""
+        there = self._peers.data_peers()
+        step = min(step, max((float(m.progress.step) for m in there), default=step))
+        may_end = self._core.may_end(
+            trio.current_time(),
+            ended=step >= self._total_steps_at(step),
+            needed=any(map(self._trains, there)),
+        )
+        return step if may_end else self._total_steps_at(step) - 1.0
+
+    async def wait_unneeded(self) -> None:
+        """Wait until no data peer trains, since they validate to the last."""
+        self._facts.now_doing("waiting for the data peers to end")
+        with trio.move_on_after(PATIENCE_S):
+            while any(m.progress.state == TRAINING for m in self._peers.data_peers()):
+                await self._heard.park()
+
+    def _trains(self, member: Member) -> bool:
+        return member.progress.state == TRAINING and not self._has_ended(member)
+
+    def _has_ended(self, member: Member) -> bool:
+        return member.progress.step >= self._total_steps_at(member.progress.step)
+
+    def _look_around(self, now_s: float) -> None:
+        there = self._peers.data_peers()
+        ended = bool(there) and all(map(self._has_ended, there))
+        training = [m.peer_id for m in there if self._trains(m)]
+        alive = [m.peer_id for m in there]
+        self._do(self._core.peers_changed(training, now_s, ended=ended, alive=alive))
+
+    def _check(self, command: Read | Compare | Differing) -> None:
+        raise AssertionError("relays check nothing")
