@@ -51,9 +51,11 @@ from .commands import (
     CyclePassed,
     FragmentCommand,
     GroupSeen,
+    HoldOutcome,
     Parts,
     Question,
     ResultArrived,
+    Sent,
     Told,
     Withdrawn,
 )
@@ -77,10 +79,6 @@ class FragmentCore:
         stamps: of all chunks of each fragment, at the start.
         seed: 32 bytes that no other peer knows.
         do: has a command carried out.
-
-    Attributes:
-        machines: of the fragments. Each is told by itself what concerns it alone: what the trainer
-            has sent (`put`), and the ends of `Yield` and of writes.
     """
 
     def __init__(
@@ -99,7 +97,7 @@ class FragmentCore:
         self._owner = Owner(self._context)
         self._audits = Audits(self._context, seed)
         self._beliefs = Beliefs(plan, self._peers, [len(of_chunks) for of_chunks in stamps])
-        self.machines = [
+        self._machines = [
             CycleMachine(fragment, of_chunks, self._context)
             for fragment, of_chunks in enumerate(stamps)
         ]
@@ -110,14 +108,14 @@ class FragmentCore:
     @property
     def next_deadline_s(self) -> float | None:
         """When a `tick` is due; None while nothing waits."""
-        due = (self._owner.next_deadline_s, *(each.next_deadline_s for each in self.machines))
+        due = (self._owner.next_deadline_s, *(each.next_deadline_s for each in self._machines))
         return min((at_s for at_s in due if at_s is not None), default=None)
 
     def ledger(self, fragment: int) -> ChunkLedger:
-        return self.machines[fragment].ledger
+        return self._machines[fragment].ledger
 
     def result_of(self, fragment: int, cycle: int, chunk: int) -> tuple[Result, memoryview] | None:
-        return self.machines[fragment].writes.result_of(cycle, chunk)
+        return self._machines[fragment].writes.result_of(cycle, chunk)
 
     def is_convicted(self, owner: str) -> bool:
         return self._audits.is_convicted(owner)
@@ -133,14 +131,31 @@ class FragmentCore:
     def tick(self) -> None:
         """Time has passed, or something else that several parts look at has changed."""
         self._look_at_collections()
-        for machine in self.machines:
+        for machine in self._machines:
             machine.look()
+
+    # --- from the trainer, and of the outer copy --------------------------------------------------
+    def sent(self, sent: Sent) -> None:
+        self._machines[sent.fragment].put(sent)
+
+    def trainer_held(self, fragment: int, held: HoldOutcome) -> None:
+        """The end of `Yield`."""
+        self._machines[fragment].trainer_held(held)
+
+    def verified(self, fragment: int, spoilt: Mapping[int, Stamp]) -> None:
+        """The end of `Verify`: chunks whose memory was spoilt, with their present stamps."""
+        self._introduce()  # before we contribute
+        self._machines[fragment].verified(spoilt)
+
+    def written(self, fragment: int, stamps: Mapping[int, Stamp]) -> None:
+        """The end of any other write: the chunks that it has written, with their stamps."""
+        self._machines[fragment].written(stamps)
 
     # --- from other peers -------------------------------------------------------------------------
     def received(self, sender: str, message: Told, codes: Parts) -> None:
         """A message came, checked; or a contribution of our own."""
         self._peers.note_heard(sender)
-        machine = self.machines[message.fragment]
+        machine = self._machines[message.fragment]
         match message:
             case Contribution():
                 self._contributed(sender, message, codes)
@@ -160,7 +175,7 @@ class FragmentCore:
         if not all(can_be(stamp, message.cycle) for stamp in message.stamps):
             self.counts.refused[RefusalReason.IMPLAUSIBLE] += 1
             return
-        machine = self.machines[message.fragment]
+        machine = self._machines[message.fragment]
         for theirs in message.stamps:  # is the sender where we are, or ahead? (rule 4)
             behind = machine.ledger.cycle(theirs.chunk) < message.cycle
             if behind and theirs.is_ahead_of(machine.ledger.stamp(theirs.chunk)):
@@ -178,7 +193,7 @@ class FragmentCore:
                 machine.tell_settled(sender)
 
     def _result_came(self, sender: str, result: Result, codes: Parts) -> None:
-        machine = self.machines[result.fragment]
+        machine = self._machines[result.fragment]
         self._audits.noted(result)
         of_its_life = self._peers.is_of_its_life(result, sender)
         of_our_time = of_its_life and self._beliefs.is_of_our_time(result.cycle)
@@ -205,7 +220,7 @@ class FragmentCore:
         Args:
             codes: of the result, or the values of the chunk, by chunk.
         """
-        machine = self.machines[question.fragment]
+        machine = self._machines[question.fragment]
         if not isinstance(question, GetResult):
             machine.put(*machine.healing.answered(peer_id, question, answer, codes))
             return
@@ -234,7 +249,7 @@ class FragmentCore:
         """Undo what is believed no more (rule 6)."""
         while self._peers.withdrawn:
             item = Withdrawn(self._peers.withdrawn.pop(0))
-            for machine in self.machines:
+            for machine in self._machines:
                 machine.put(item)
 
     # --- our own part -----------------------------------------------------------------------------
@@ -247,7 +262,7 @@ class FragmentCore:
             self._published[fragment] = cycle
             for peer_id in sorted(self._peers.others):
                 self._context.tell(peer_id, made.result, made.codes)
-            self.machines[fragment].put(*parts_of(made.result, made.parts, self._peers.own_id))
+            self._machines[fragment].put(*parts_of(made.result, made.parts, self._peers.own_id))
         self._owner.averaged(fragment, cycle)
         self._end_parts()
 
@@ -261,15 +276,10 @@ class FragmentCore:
 
     def _part_over(self, fragment: int, cycle: int) -> None:
         """Let nobody wait for what we own and have no result for (rule 3)."""
-        self.machines[fragment].put(CyclePassed(self._peers.own_id, cycle))
+        self._machines[fragment].put(CyclePassed(self._peers.own_id, cycle))
         if self._published.get(fragment) != cycle:
             for peer_id in sorted(self._peers.others):
                 self._context.tell(peer_id, NoResult(self._plan.group, fragment, cycle))
-
-    def verified(self, fragment: int, spoilt: Mapping[int, Stamp]) -> None:
-        """The end of `Verify`: chunks whose memory was spoilt, with their present stamps."""
-        self._introduce()  # before we contribute
-        self.machines[fragment].verified(spoilt)
 
     # --- beginning --------------------------------------------------------------------------------
     def adopt(self, fragment: int, states: Iterable[tuple[int, Stamp]]) -> None:
@@ -281,7 +291,7 @@ class FragmentCore:
 
     def begin(self, last_sent: Sequence[int]) -> None:
         """We begin; of each fragment, the last cycle that went without us, -1 for none."""
-        for machine, cycle in zip(self.machines, last_sent, strict=True):
+        for machine, cycle in zip(self._machines, last_sent, strict=True):
             if cycle >= 0:
                 machine.note_settled(cycle)
         self._introduce()
@@ -290,7 +300,7 @@ class FragmentCore:
         """Tell newcomers what we are through with (rule 2)."""
         others = self._peers.others
         for peer_id in sorted(others - self._acquainted):
-            for machine in self.machines:
+            for machine in self._machines:
                 machine.tell_settled(peer_id)
             self._audits.tell(peer_id)
         self._acquainted = others

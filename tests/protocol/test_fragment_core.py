@@ -425,7 +425,7 @@ def test_an_answer_that_was_not_asked_for_is_none(wrong):
         result = structs.replace(result, fragment=1)
     codes = {} if wrong == "codes" else {result.chunks[0].chunk: memoryview(bytes(CODE_BYTES))}
     alone.send()
-    alone.peer.core.machines[0].healing._said["b"] = {1: better}
+    alone.peer.core._machines[0].healing._said["b"] = {1: better}
     commands = alone("answered", "b", GetResult(GROUP, 0, 0, 1), result, codes)
     assert bool(of_kind(commands, e.WriteResults)) is (wrong is None)
     assert bool(asked_of(commands, GetChunkState)) is (wrong is not None)
