@@ -12,7 +12,7 @@ now and then, and is refused with the reason.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import trio
@@ -123,6 +123,19 @@ RETRY_S: Final = 1.0
 """Between two tries to reach a partner, and two looks whether one that should call is there."""
 
 
+@dataclass(slots=True)
+class _Call(HeldProposal):
+    """A proposal for a planned meeting.
+
+    Attributes:
+        over: set when nothing comes of it any more.
+        outcome: of the exchange; None where there was none.
+    """
+
+    over: trio.Event = field(default_factory=trio.Event)
+    outcome: RoundOutcome | None = None
+
+
 class FinalMeetings:
     """The planned meetings of one fragment. `Gossip` hands over proposals that belong to them.
 
@@ -136,7 +149,7 @@ class FinalMeetings:
         self._events = events
         self._roster: str | None = None
         self._number = 0
-        self._calls: dict[PeerId, HeldProposal] = {}
+        self._calls: dict[PeerId, _Call] = {}
         self._called = trio.Event()
         self.disagreements = 0
 
@@ -242,10 +255,18 @@ class FinalMeetings:
             sentence = f"meeting {proposal.meeting} is not possible with me: {refusal}"
             await talk.refuse(refusal, sentence)
             return
-        call = self._calls[peer_id] = HeldProposal(proposal)
+        call = self._calls[peer_id] = _Call(proposal)
         self._called.set()
         self._called = trio.Event()
-        await self._exchanges.hold(talk, stream, call, self._calls)
+        try:
+            try:
+                await call.wait_decided(stream, on_gone=lambda: None)
+            finally:
+                del self._calls[peer_id]
+            call.outcome = Skipped(SkipReason.LEAVING, peer_id)
+            call.outcome = await self._exchanges.reply(talk, call)
+        finally:
+            call.over.set()
 
     def _reason_to_refuse(self, peer_id: PeerId, proposal: Propose) -> RefusalReason | None:
         if self._roster is not None and proposal.roster != self._roster:

@@ -10,6 +10,7 @@ Other peers come in through `GossipServer`.
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import trio
 
@@ -48,11 +49,11 @@ class Gossip:
 
     Args:
         refused: counts proposals that can never be ours to accept, by reason.
+        on_paired: called when a partner is found.
 
     Attributes:
         packer: to be told what our vectors are averaged with.
         meetings: the planned ones at the end of the run.
-        on_paired: called when a partner is found.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Gossip:
         company: Company,
         events: Events,
         refused: Counter[RefusalReason],
+        on_paired: Callable[[], None] = lambda: None,
         packing: PackingFacts | None = None,
     ) -> None:
         self.agreement = agreement
@@ -74,7 +76,7 @@ class Gossip:
         self._events = events
         self._refused_for_good = refused
         self._matchmaker = mm.Matchmaker(agreement.group, network.peer_id, agreement.inner_steps)
-        self.on_paired: Callable[[], None] | None = None
+        self._on_paired = on_paired
         self._attempt: _Attempt | None = None
         self._asking: dict[tuple[PeerId, int], trio.CancelScope] = {}
         self._held: dict[PeerId, HeldProposal] = {}
@@ -160,8 +162,7 @@ class Gossip:
         attempt = self._attempt
         assert attempt is not None
         attempt.paired_s = trio.current_time()
-        if self.on_paired is not None:
-            self.on_paired()
+        self._on_paired()
         if proposed is not None and (held := self._held.get(peer_id)) is not None:
             held.accept(attempt.own, attempt.exchange_s)
         self._company.announce(None)
@@ -221,26 +222,31 @@ class Gossip:
     async def _proposed(self, talk: Conversation, stream: Stream, proposal: Propose) -> None:
         peer_id, now_s = stream.remote_peer_id, trio.current_time()
         held = self._held[peer_id] = HeldProposal(proposal)
-
-        def gone() -> None:
-            if held.own is None:
-                self._withdrawn(peer_id, proposal.round)
-            else:  # in the very tick in which it was accepted
-                held.own = None
-                self._look_on(peer_id, proposal.round)
-            held.decided.set()
-
+        on_gone = partial(self._proposer_left, peer_id, held)
         try:
             snapshot = mm.RoundSnapshot(proposal.round, proposal.step, proposal.final)
             self._do(self._matchmaker.asked(now_s, peer_id, snapshot))
-            await self.exchanges.hold(talk, stream, held, self._held, gone)
+            await held.wait_decided(stream, on_gone)
         finally:
+            del self._held[peer_id]
             if not held.decided.is_set():
-                gone()
-            elif held.own is not None and held.outcome is not None:
-                self._finish(held.own.round, held.outcome)
-        if held.own is not None and held.outcome is None:
+                on_gone()
+        outcome: RoundOutcome | None = Skipped(SkipReason.LEAVING, peer_id)
+        try:
+            outcome = await self.exchanges.reply(talk, held)
+        finally:
+            if held.own is not None and outcome is not None:
+                self._finish(held.own.round, outcome)
+        if held.own is not None and outcome is None:
             self._look_on(peer_id, proposal.round)
+
+    def _proposer_left(self, peer_id: PeerId, held: HeldProposal) -> None:
+        if held.own is None:
+            self._withdrawn(peer_id, held.proposal.round)
+        else:  # in the very tick in which it was accepted
+            held.own = None
+            self._look_on(peer_id, held.proposal.round)
+        held.decided.set()
 
     def _look_on(self, peer_id: PeerId, proposed: int) -> None:
         """Our yes came too late: they had gone before they sent anything."""

@@ -42,6 +42,7 @@ what a fragment weighs. The trainer merges as a difference, so an average may co
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -58,6 +59,7 @@ from peer.rounds.way import AveragingParts, TrainerLine
 from peer.training.messages import Ready, RoundClosed, SyncEvent
 from peer.training.ports import StartTrainer
 from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragments_of_run
+from protocol.gossip.final_averaging import Meeting
 from protocol.gossip.helping import trial_blocks
 from protocol.limits import MAX_STRIPES
 from protocol.membership.group import Group
@@ -67,7 +69,7 @@ from protocol.run.layout import Layout
 from protocol.schedule.rounds import OwnRounds, RoundPlan, keep_together
 from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, FragmentSent, Merge, Tried, Try
 
-from .exchange_session import OwnVector
+from .exchange_session import OwnVector, Settled
 from .exchanges import Agreement
 from .final_rounds import FinalMeetings, FinalRounds
 from .gossip import Gossip, GossipServer
@@ -80,6 +82,23 @@ from .own_length import OwnLength
 MEETINGS_AT_ONCE: Final = 4
 """Fragments that hold a planned meeting at the same time: each after the one so many before it.
 Both sides keep to that order, so neither waits for what the other has not come to."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """What the trainer has sent, on its way to a `Merge`.
+
+    Attributes:
+        closed: the round that it closes, if it is a whole model.
+        train_s: since the trainer sent it the time before.
+    """
+
+    line: TrainerLine
+    lane: PairLane
+    sent: FragmentSent
+    closed: RoundClosed | None
+    meeting: Meeting | None
+    train_s: float
 
 
 class PairRounds:
@@ -100,8 +119,6 @@ class PairRounds:
         )
         self._pace = Pace(sync.round_steps, facts)
         self._own_length = OwnLength(parts.around, parts.held.view) if chooses else None
-        if self._own_length is not None:
-            averaging.lanes[0].gossip.on_paired = self._own_length.paired
         self._finale = FinalRounds(parts, validation, waits_for_exchanges=chooses)
         self._is_whole, self._overlap = sync.pairs.is_whole, sync.overlap
         self._flush_is_due = not (sync.final_averaging or self._is_whole)
@@ -150,6 +167,11 @@ class PairRounds:
         return self._rounds.plan(1.0)
 
     # --- what happens to them ---------------------------------------------------------------------
+    def paired(self) -> None:
+        """A partner was found for what the trainer has sent."""
+        if self._own_length is not None:
+            self._own_length.paired()
+
     def began(self, line: TrainerLine, ready: Ready) -> None:
         self._line, self._sent, self._measures = line, None, ready.measures
         if not self._averaging.lanes:
@@ -223,29 +245,13 @@ class PairRounds:
     ) -> None:
         """A planned meeting begins when `before` is set."""
         lane, exchanged = self._averaging.lanes[sent.fragment], self._exchanged[sent.fragment]
-        meeting, now_s = self._finale.meeting, trio.current_time()
+        now_s = trio.current_time()
         train_s, self._sent_s[sent.fragment] = now_s - self._sent_s[sent.fragment], now_s
+        flight = _Flight(line, lane, sent, closed, self._finale.meeting, train_s)
         try:
-            own = await lane.contribution(
-                line.trainer.codes(sent.fragment),
-                sent.digest,
-                round=closed.round if closed else lane.outer.round + 1,
-                step=int(self._rounds.step if closed else sent.step),
-                steps=sent.steps,
-                tokens=sent.tokens,
-            )
-            if meeting is not None and before is not None:
-                await before.wait()
-            meanwhile = self._rounds.next_length if self._overlap else 0.0
-            settled = await lane.average(own, meeting, meanwhile)
+            settled = await self._exchange(flight, before)
             exchanged.set()
-            async with self._at_rest:
-                await self._validation.wait_idle()
-                started_s = trio.current_time()
-                trial = partial(self._try, line, sent)
-                await lane.apply(settled, meeting, closed.seconds if closed else train_s, trial)
-            if self._own_length is not None and closed is not None:
-                self._own_length.exchanged(settled, trio.current_time() - started_s, closed)
+            await self._apply(flight, settled)
             await line.send(Merge(sent.fragment, sent.cycle, ONE_CHUNK, ()))
             if closed and not self._finale.has_begun and self._is_validation_due(closed.round):
                 await self._validation.begin_next(line, closed.round)
@@ -254,6 +260,32 @@ class PairRounds:
             self.flights -= 1
             if not self.flights:
                 self._settled.set()
+
+    async def _exchange(self, flight: _Flight, before: trio.Event | None) -> Settled:
+        lane, sent, closed, meeting = flight.lane, flight.sent, flight.closed, flight.meeting
+        own = await lane.contribution(
+            flight.line.trainer.codes(sent.fragment),
+            sent.digest,
+            round=closed.round if closed else lane.outer.round + 1,
+            step=int(self._rounds.step if closed else sent.step),
+            steps=sent.steps,
+            tokens=sent.tokens,
+        )
+        if meeting is not None and before is not None:
+            await before.wait()
+        meanwhile = self._rounds.next_length if self._overlap else 0.0
+        return await lane.average(own, meeting, meanwhile)
+
+    async def _apply(self, flight: _Flight, settled: Settled) -> None:
+        closed = flight.closed
+        async with self._at_rest:
+            await self._validation.wait_idle()
+            started_s = trio.current_time()
+            train_s = closed.seconds if closed else flight.train_s
+            trial = partial(self._try, flight.line, flight.sent)
+            await flight.lane.apply(settled, flight.meeting, train_s, trial)
+        if self._own_length is not None and closed is not None:
+            self._own_length.exchanged(settled, trio.current_time() - started_s, closed)
 
     async def _try(self, line: TrainerLine, sent: FragmentSent, own: OwnVector) -> float | None:
         """Ask the trainer what a merge would gain, if it is worth the time."""
@@ -384,8 +416,13 @@ class PairAveraging:
             events=events,
             refused=parts.around.facts.refused,
             packing=parts.around.facts.packing,
+            on_paired=self._paired,
         )
         return PairLane(parts, outer, gossip, events, self.lock)
+
+    def _paired(self) -> None:
+        assert self._rounds is not None
+        self._rounds.paired()
 
 
 def declined_in(state: PeerState) -> RefusalReason | None:

@@ -29,7 +29,7 @@ from peer.averaging.gossip.gossip import Gossip, GossipServer
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedNetwork
 from peer.observe.events import EventLog
-from peer.runtime import PeerId, Stream
+from peer.runtime import Stream
 from peer.runtime.work import SimulatedWork
 from protocol.errors import Refused
 from protocol.gossip.exchange import exchange_id
@@ -158,18 +158,12 @@ async def test_who_goes_in_the_tick_in_which_it_is_accepted_leaves_us_looking_on
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     async def accepted_and_gone(
-        _exchanges: object,
-        _talk: object,
-        stream: Stream,
-        held: HeldProposal,
-        among: dict[PeerId, HeldProposal],
-        on_gone: Callable[[], None],
+        held: HeldProposal, _stream: Stream, on_gone: Callable[[], None]
     ) -> None:
         assert held.decided.is_set()
-        del among[stream.remote_peer_id]
         on_gone()
 
-    monkeypatch.setattr(exchanges.Exchanges, "hold", accepted_and_gone)
+    monkeypatch.setattr(HeldProposal, "wait_decided", accepted_and_gone)
     async with (
         two_networks() as (a, b),
         real_peer(b, seed=2) as peer,
