@@ -139,7 +139,7 @@ class SpeedPeer:
         parts = FragmentParts(
             around=around,
             group=GROUP,
-            company=self._company,
+            members=self._company,
             trainer=IdleTrainer(),
             ended=self._record.returned,
             convict=self._record.convicted,

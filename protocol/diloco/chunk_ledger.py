@@ -11,10 +11,10 @@ Rules
      has learnt more. Between equals the next result decides, whose owner has seen how many stand on
      which (collecting.py): a peer that is not on its base heals, if more than one peer stands
      there, or if there its digest is lower than ours. (The majority's bytes never move for one peer
-     whose memory was spoilt; two peers that differ have no majority, and the digest breaks the
+     whose memory was corrupted; two peers that differ have no majority, and the digest breaks the
      tie.)
   2. Of two results for one chunk and cycle, on the same base, the larger weight wins, then the
-     lower digest of the codes. A result beats none.
+     lower digest of the codes. Any result is better than no result.
   3. The state before the last step is kept until the fragment is sent again. Until then a winning
      result replaces the one that was applied (redo).
   4. A result on a base that is not ours: if that base is right (rule 1), we are the ones that

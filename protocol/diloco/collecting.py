@@ -151,7 +151,7 @@ class Owner:
         due_s = min((each.deadline_s for each in self._open.values()), default=math.inf)
         return None if due_s == math.inf else due_s
 
-    def look(self) -> None:
+    def advance(self) -> None:
         for key, collecting in list(self._open.items()):
             self._start_clock(key)
             for peer_id in collecting.awaited - self._peers.expected(*key):

@@ -33,10 +33,10 @@ from protocol.wire.fragment_messages import (
 
 Parts = Mapping[int, memoryview]
 """Codes by chunk."""
-Told = Contribution | Result | NoResult | FragmentSettled | Doubt
+Unasked = Contribution | Result | NoResult | FragmentSettled | Doubt
 """What peers send without being asked, about one fragment."""
-Question = GetStamps | GetResult | GetChunkState
-Answer = Stamps | Result | ChunkStateReply
+FragmentQuestion = GetStamps | GetResult | GetChunkState
+FragmentAnswer = Stamps | Result | ChunkStateReply
 NO_CODES: Final = memoryview(b"")
 
 
@@ -192,7 +192,7 @@ class Ask:
     """
 
     peer_id: str
-    question: Question
+    question: FragmentQuestion
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,16 @@ average (collecting.py), and `Peers`, what is known of the others. They know not
 what concerns more than one of them is told here.
 
 Rules
-  1. A machine that is through with a cycle tells all peers where that has led it, and compares with
+  1. A machine that has finished a cycle tells all peers where that has led it, and compares with
      those that have said the same of themselves. A peer that ended elsewhere is asked (healing.py).
-  2. A peer that is new is told what we are through with, before we contribute: it would wait for
-     our part of it. A peer whose contribution came too late is told too, and gets what was made
+  2. A peer that is new is told what we have finished, before we contribute: it would wait for our
+     part of it. A peer whose contribution came too late is told too, and gets what was made
      without it.
   3. When our part of a cycle is over our own machine learns of it, and the others if nothing came
      of it: nobody must wait for what will never be.
-  4. What a contribution stands on shows whether its sender has a better state than we. Others are
-     asked before that is believed; results are believed of their owners alone (owners.py).
-  5. Nothing is kept of a peer that is gone, once a fragment has settled without it.
+  4. The stamps of a contribution show whether its sender has a better state than we have. Other
+     peers are asked before we act on that. A result is accepted from its owner only (owners.py).
+  5. Nothing is kept of a peer that is gone, once a fragment has ended a cycle without it.
   6. Results are audited as they come from their owners; what turns out to be a lie, or cannot be
      shown, is taken back (audits.py).
 
@@ -46,17 +46,17 @@ from .audits import Audits
 from .chunk_ledger import ChunkLedger, can_be
 from .collecting import Owner
 from .commands import (
-    Answer,
     Averages,
     CyclePassed,
+    FragmentAnswer,
     FragmentCommand,
+    FragmentQuestion,
     GroupSeen,
     HoldOutcome,
     Parts,
-    Question,
     ResultArrived,
     Sent,
-    Told,
+    Unasked,
     Withdrawn,
 )
 from .cycle_machine import CycleMachine
@@ -130,9 +130,9 @@ class FragmentCore:
 
     def tick(self) -> None:
         """Time has passed, or something else that several parts look at has changed."""
-        self._look_at_collections()
+        self._advance_collections()
         for machine in self._machines:
-            machine.look()
+            machine.advance()
 
     # --- from the trainer, and of the outer copy --------------------------------------------------
     def sent(self, sent: Sent) -> None:
@@ -142,17 +142,17 @@ class FragmentCore:
         """The end of `Yield`."""
         self._machines[fragment].trainer_held(held)
 
-    def verified(self, fragment: int, spoilt: Mapping[int, Stamp]) -> None:
-        """The end of `Verify`: chunks whose memory was spoilt, with their present stamps."""
+    def verified(self, fragment: int, corrupted: Mapping[int, Stamp]) -> None:
+        """The end of `Verify`: chunks whose memory was corrupted, with their present stamps."""
         self._introduce()  # before we contribute
-        self._machines[fragment].verified(spoilt)
+        self._machines[fragment].verified(corrupted)
 
     def written(self, fragment: int, stamps: Mapping[int, Stamp]) -> None:
         """The end of any other write: the chunks that it has written, with their stamps."""
         self._machines[fragment].written(stamps)
 
     # --- from other peers -------------------------------------------------------------------------
-    def received(self, sender: str, message: Told, codes: Parts) -> None:
+    def received(self, sender: str, message: Unasked, codes: Parts) -> None:
         """A message came, checked; or a contribution of our own."""
         self._peers.note_heard(sender)
         machine = self._machines[message.fragment]
@@ -168,7 +168,7 @@ class FragmentCore:
             case FragmentSettled(fragment=fragment, cycle=cycle, digest=digest):
                 self._peers.note_settled(fragment, sender, cycle, digest)
                 machine.put(CyclePassed(sender, cycle))
-                self._look_at_collections()
+                self._advance_collections()
                 machine.healing.compare(sender)
 
     def _contributed(self, sender: str, message: Contribution, codes: Parts) -> None:
@@ -179,7 +179,7 @@ class FragmentCore:
         for theirs in message.stamps:  # is the sender where we are, or ahead? (rule 4)
             behind = machine.ledger.cycle(theirs.chunk) < message.cycle
             if behind and theirs.is_ahead_of(machine.ledger.stamp(theirs.chunk)):
-                machine.healing.wish(theirs.chunk, sender)
+                machine.healing.request(theirs.chunk, sender)
         refusal = self._owner.contributed(sender, message, codes)
         self._end_parts()
         if refusal is not None and sender == self._peers.own_id:
@@ -207,13 +207,13 @@ class FragmentCore:
         self._withdraw()
 
     def _is_believed(self, part: ResultArrived) -> bool:
-        """A doubt is counted."""
+        """Whether its owner may have made this result; a refusal is counted."""
         if doubt := self._beliefs.doubt(part.result, part.of_chunk):
             self.counts.refused[doubt] += 1
         return doubt is None
 
     def answered(
-        self, peer_id: str, question: Question, answer: Answer | None, codes: Parts
+        self, peer_id: str, question: FragmentQuestion, answer: FragmentAnswer | None, codes: Parts
     ) -> None:
         """A peer answers an `Ask`; None if it says nothing, or when nothing more is asked.
 
@@ -246,7 +246,7 @@ class FragmentCore:
         self._withdraw()
 
     def _withdraw(self) -> None:
-        """Undo what is believed no more (rule 6)."""
+        """Undo what is no longer believed (rule 6)."""
         while self._peers.withdrawn:
             item = Withdrawn(self._peers.withdrawn.pop(0))
             for machine in self._machines:
@@ -266,8 +266,8 @@ class FragmentCore:
         self._owner.averaged(fragment, cycle)
         self._end_parts()
 
-    def _look_at_collections(self) -> None:
-        self._owner.look()
+    def _advance_collections(self) -> None:
+        self._owner.advance()
         self._end_parts()
 
     def _end_parts(self) -> None:
@@ -290,14 +290,14 @@ class FragmentCore:
                 ledger.healed(stamp.chunk, cycle, stamp)
 
     def begin(self, last_sent: Sequence[int]) -> None:
-        """We begin; of each fragment, the last cycle that went without us, -1 for none."""
+        """We begin; of each fragment, the last cycle that went without us, or -1."""
         for machine, cycle in zip(self._machines, last_sent, strict=True):
             if cycle >= 0:
                 machine.note_settled(cycle)
         self._introduce()
 
     def _introduce(self) -> None:
-        """Tell newcomers what we are through with (rule 2)."""
+        """Tell newcomers what we have finished (rule 2)."""
         others = self._peers.others
         for peer_id in sorted(others - self._acquainted):
             for machine in self._machines:

@@ -303,7 +303,7 @@ class Peer:
         self.told().written(order.fragment, stamps)
 
     # --- questions --------------------------------------------------------------------------------
-    def _ask(self, peer_id: str, question: e.Question) -> None:
+    def _ask(self, peer_id: str, question: e.FragmentQuestion) -> None:
         key = question.fragment, peer_id
         if not self.asks:
             return
@@ -412,7 +412,7 @@ class World:
         outcome = self.audits.get(result.owner, AuditOutcome.TRUE)
         return outcome, PROOF if outcome is AuditOutcome.LIE else b""
 
-    def post(self, sender: str, receiver: str, message: e.Told | Proof, codes: bytes) -> None:
+    def post(self, sender: str, receiver: str, message: e.Unasked | Proof, codes: bytes) -> None:
         """Messages overtake each other; the real ones do not."""
         if self.loses():
             return

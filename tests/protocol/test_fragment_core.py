@@ -48,7 +48,7 @@ def of_kind(commands: list[e.FragmentCommand], kind: type[CommandT]) -> list[Com
     return [command for command in commands if isinstance(command, kind)]
 
 
-def asked_of(commands: list[e.FragmentCommand], kind: type[e.Question]) -> list[e.Ask]:
+def asked_of(commands: list[e.FragmentCommand], kind: type[e.FragmentQuestion]) -> list[e.Ask]:
     return [each for each in of_kind(commands, e.Ask) if isinstance(each.question, kind)]
 
 
@@ -162,7 +162,7 @@ class WorldOfOne(World):
     def seen_by(self, peer: Peer) -> e.GroupSeen:
         return self.seen
 
-    def post(self, sender: str, receiver: str, message: e.Told | Proof, codes: bytes) -> None:
+    def post(self, sender: str, receiver: str, message: e.Unasked | Proof, codes: bytes) -> None:
         """Nobody is there to receive it."""
 
 

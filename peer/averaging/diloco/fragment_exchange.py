@@ -43,7 +43,7 @@ from .fragment_messages import (
     FragmentQuestions,
     Inbound,
     OtherGroup,
-    Posts,
+    Outbox,
     contribution_of,
 )
 from .nesterov import load_loops
@@ -69,7 +69,7 @@ class FragmentTrainer(Protocol):
         """Make the trainer read nothing of the fragment until `merge`."""
 
 
-class CycleCompany(Protocol):
+class GroupMembers(Protocol):
     """The other peers of the group."""
 
     def seen(self) -> GroupSeen: ...
@@ -103,7 +103,7 @@ class FragmentParts:
 
     around: Surroundings
     group: str
-    company: CycleCompany
+    members: GroupMembers
     trainer: FragmentTrainer
     ended: Callable[[SendEnded], None]
     convict: Callable[[PeerId], None]
@@ -156,7 +156,7 @@ class FragmentExchange:
         self._core = FragmentCore(
             plan, self._own_id, outer.first_stamps(), seed, self._carry_out, parts.counts
         )
-        self._posts = Posts(around.network, self._start)
+        self._outbox = Outbox(around.network, self._start)
         self._averages = ChunkAverages(
             group, self._own_id, around.facts.incarnation, outer, around.sign, trims=parts.trims
         )
@@ -212,7 +212,7 @@ class FragmentExchange:
     ) -> None:
         """Tell the core something, after the time and how the group looks."""
         self._core.at(trio.current_time())
-        seen = self._parts.company.seen()
+        seen = self._parts.members.seen()
         if seen != self._seen:
             self._seen = seen
             self._core.see(seen)
@@ -222,11 +222,11 @@ class FragmentExchange:
     def _carry_out(self, command: commands.FragmentCommand) -> None:
         match command:
             case commands.SendMessage(peer_id, message, codes):
-                self._posts.post(peer_id, message, codes)
+                self._outbox.send_soon(peer_id, message, codes)
             case commands.Contribute():
                 self._contributions.put_or_drop(command)  # as lost as what no line carries
             case commands.ForgetOthers(present):
-                self._posts.keep_only(present - {self._own_id})
+                self._outbox.keep_only(present - {self._own_id})
             case commands.Ask(peer_id, question):
                 self._ask(peer_id, question)
             case commands.Audit():
@@ -305,10 +305,10 @@ class FragmentExchange:
             if order.owner == self._own_id:
                 self._tell_core(FragmentCore.received, order.owner, contribution, own)
             else:
-                self._posts.post(order.owner, contribution, codes)
+                self._outbox.send_soon(order.owner, contribution, codes)
 
     # --- what others are asked --------------------------------------------------------------------
-    def _ask(self, peer_id: PeerId, question: commands.Question) -> None:
+    def _ask(self, peer_id: PeerId, question: commands.FragmentQuestion) -> None:
         match question:
             case fragment_messages.GetResult(fragment=fragment):
                 self._further[fragment, peer_id].append(question)
@@ -348,7 +348,7 @@ class FragmentExchange:
         Chunks that were stepped since are healed when that shows.
         """
         answers: dict[PeerId, list[fragment_messages.Stamps]] = {}
-        others = sorted(self._parts.company.seen().present - {self._own_id})
+        others = sorted(self._parts.members.seen().present - {self._own_id})
         async with trio.open_nursery() as nursery:
             for peer_id in others[:MAX_ASKED_FOR_STAMPS]:
                 nursery.start_soon(self._ask_all_stamps, peer_id, answers)
@@ -372,7 +372,7 @@ class FragmentExchange:
         refused = self._parts.counts.refused
         async with Conversation(stream) as talk:
             try:
-                while self._parts.company.is_linked(talk.remote_peer_id):
+                while self._parts.members.is_linked(talk.remote_peer_id):
                     message, codes = await inbound.next(talk)
                     await self._take(talk, message, codes)
                 refused[RefusalReason.NOT_LINKED] += 1

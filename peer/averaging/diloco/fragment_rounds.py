@@ -46,9 +46,9 @@ from .nesterov import NesterovFactors
 from .outer_fragments import OuterFragments
 
 
-# --- fragment company -----------------------------------------------------------------------------
-class FragmentCompany:
-    """Implements `CycleCompany` (fragment_exchange.py)."""
+# --- linked members -------------------------------------------------------------------------------
+class LinkedMembers:
+    """Implements `GroupMembers` (fragment_exchange.py)."""
 
     def __init__(self, own_id: PeerId, facts: Facts, view: View, spec: AmendedSpec) -> None:
         self._own_id = own_id
@@ -57,7 +57,7 @@ class FragmentCompany:
         self._spec = spec
 
     def seen(self) -> GroupSeen:
-        """Without those that are stuck."""
+        """Our group as the core sees it; stuck peers are left out."""
         now_s = trio.current_time()
         alive = self._view.alive(now_s)
         states = (PeerState.TRAINING, PeerState.FINISHED)
@@ -91,7 +91,7 @@ class FragmentCompany:
         return trains and is_late and not member.goes_on(now_s)
 
     def _training(self, alive: Iterable[Member]) -> list[Member]:
-        """Those that train; but for those that say they are past the end."""
+        """Other training peers, except those that say they are past the end of the run."""
         longest = self._spec.longest_rounds
         training = (member for member in alive if member.progress.state == TRAINING)
         return [member for member in training if member.progress.round <= longest]
@@ -211,7 +211,7 @@ class FragmentRounds:
         self._next_round = self._facts.round
         self._last_trained = -1
         self._last_averaged: list[bool] = []
-        self._company = FragmentCompany(
+        self._members = LinkedMembers(
             parts.around.network.peer_id, self._facts, self._view, self._amended
         )
         self._counts = FragmentCounts(refused=self._facts.refused, audits=self._facts.audits)
@@ -299,7 +299,7 @@ class FragmentRounds:
         parts = FragmentParts(
             around=self._parts.around,
             group=held.group.digest,
-            company=self._company,
+            members=self._members,
             trainer=self._trainer,
             ended=self._send_ended,
             convict=self._parts.convict,
@@ -324,7 +324,7 @@ class FragmentRounds:
         if averaged:
             facts.count_averaged()
         else:
-            alone = self._company.is_alone
+            alone = self._members.is_alone
             facts.count_skipped(SkipReason.NO_PARTNER if alone else SkipReason.DEADLINE)
         self._parts.around.events.emit(
             EventName.FRAGMENT_RETURNED,

@@ -320,7 +320,7 @@ def known_to(exchange: FragmentExchange) -> set[str]:
     settled = {peer_id for _, peer_id in peers._settled}
     passed = {peer_id for machine in core._machines for peer_id in machine._passed}
     kept = core._acquainted | peers._brought_nothing | peers.late
-    return {*kept, *settled, *passed, *exchange._posts._boxes}
+    return {*kept, *settled, *passed, *exchange._outbox._queues}
 
 
 @simulated(SEED)
