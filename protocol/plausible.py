@@ -163,7 +163,7 @@ class Plausibility:
         their_steps: int = 0,
         instead: bool = False,
         remember: bool = True,
-        whole: bool = False,
+        replaces_ours: bool = False,
     ) -> float | None:
         """How much a vector counts: 1 as any other, less if it is clipped; None for not at all.
 
@@ -176,7 +176,7 @@ class Plausibility:
             instead: whether it comes in the place of the one before.
             remember: whether it is an occasion like those to come; where peers draw together for
                 good, distances shrink and say nothing of what is usual.
-            whole: it takes the place of ours: it pulls as far as one that counts half.
+            replaces_ours: it takes the place of ours: it pulls as far as one that counts half.
         """
         own_steps = self._since(peer_id)
         self._moved_before = self._moved_at.get(peer_id, 0)
@@ -190,7 +190,7 @@ class Plausibility:
         usual = most = self._usual(least) if self.has_seen_enough else CLIP.largest * expected
         if self.has_seen_enough:
             most *= self._reach(own_steps)
-        if whole:
+        if replaces_ours:
             most = min(most, bound) / 2
         if instead and self._seen:
             self._seen.pop()

@@ -103,7 +103,7 @@ class Yielded(TrainerMessage, frozen=True):
     fragment: int
 
 
-class Into(StrEnum):
+class TrainerTime(StrEnum):
     """Uses of a trainer's time: one at each moment."""
 
     TRAIN = "train"

@@ -341,7 +341,7 @@ class SimulatedTrainer:
         theta -= gradient
         took_s = self._speed.duration_s(self._machine.steps - 1)
         self._round_machine.stepped(step, self._now_s, took_s)
-        self._round_machine.settled(loss, 0.0, 0.0)
+        self._round_machine.numbers_known(loss, 0.0, 0.0)
         self._follow()
 
     def _planned_failure(self) -> bool:

@@ -51,8 +51,8 @@ from protocol.trainer_messages import (
     ONE_CHUNK,
     FragmentMerged,
     FragmentSent,
-    Into,
     Merge,
+    TrainerTime,
     Try,
     Yield,
     Yielded,
@@ -74,12 +74,12 @@ class Ledger:
 
     def __init__(self, clock_s: Callable[[], float]) -> None:
         self.clock_s = clock_s
-        self._into = Into.TRAIN
+        self._into = TrainerTime.TRAIN
         self._since_s = clock_s()
-        self._spent_s = dict.fromkeys(Into, 0.0)
+        self._spent_s = dict.fromkeys(TrainerTime, 0.0)
 
     @contextmanager
-    def on(self, into: Into) -> Iterator[None]:
+    def on(self, into: TrainerTime) -> Iterator[None]:
         """Count what passes inside for this, and for nothing around it."""
         before, self._into = self._turn(), into
         try:
@@ -88,13 +88,13 @@ class Ledger:
             self._turn()
             self._into = before
 
-    def taken(self) -> dict[Into, float]:
+    def taken(self) -> dict[TrainerTime, float]:
         """The time since the last call, by its use."""
         self._turn()
-        taken, self._spent_s = self._spent_s, dict.fromkeys(Into, 0.0)
+        taken, self._spent_s = self._spent_s, dict.fromkeys(TrainerTime, 0.0)
         return taken
 
-    def _turn(self) -> Into:
+    def _turn(self) -> TrainerTime:
         """Count until now. Returns for what."""
         now_s = self.clock_s()
         self._spent_s[self._into] += now_s - self._since_s
@@ -223,7 +223,7 @@ class Sync(ABC):
 
     def _send(self, fragment: int, cycle: int, step: float) -> None:
         lane, started_s = self._lanes[fragment], self._clock_s()
-        with self._ledger.on(Into.ENCODE):
+        with self._ledger.on(TrainerTime.ENCODE):
             digest = self._values.send(fragment, cycle)
         lane.sending_s = self._clock_s() - started_s
         waited_s = lane.standstill.taken_s(started_s)
@@ -268,11 +268,11 @@ class PairSync(Sync):
         before, self._step = self._step, order.start_step + order.stride * steps
         if self._is_whole:
             return
-        if _whole(self._step) >= total_steps_of(self._spec, order):
+        if _floor_step(self._step) >= total_steps_of(self._spec, order):
             for lane in self._lanes:
                 lane.is_due = False
             return
-        for fragment, _ in self._passed(_whole(before), _whole(self._step)):
+        for fragment, _ in self._passed(_floor_step(before), _floor_step(self._step)):
             self._lanes[fragment].is_due = True
 
     def advance(self) -> None:
@@ -295,14 +295,14 @@ class PairSync(Sync):
         if command != Merge(command.fragment, lane.cycle, ONE_CHUNK):
             raise WrongCommand(f"{command}: a fragment is one chunk, and always stepped")
         started_s = self._clock_s()
-        with self._ledger.on(Into.MERGE):
+        with self._ledger.on(TrainerTime.MERGE):
             self._values.merge(command.fragment)
         lane.in_flight = False
         waited_s = lane.sending_s + self._clock_s() - started_s
         self._emit(FragmentMerged(command.fragment, command.cycle, waited_s))
 
 
-def _whole(step: float) -> int:
+def _floor_step(step: float) -> int:
     return math.floor(step + EPSILON)
 
 
@@ -374,7 +374,7 @@ class FragmentSync(Sync):
         self._nominal = nominal
 
     def _land(self, lane: _Lane, merge: Merge) -> None:
-        with self._ledger.on(Into.MERGE):
+        with self._ledger.on(TrainerTime.MERGE):
             self._values.merge(merge.fragment, merge.stepped, merge.moved)
         lane.in_flight, lane.merge = False, None
         waited_s = lane.standstill.taken_s(self._clock_s())
@@ -411,7 +411,7 @@ class FragmentSync(Sync):
                 if cycle is not None:
                     lane.merge = command
                 elif lane.yielded:
-                    with self._ledger.on(Into.MERGE):
+                    with self._ledger.on(TrainerTime.MERGE):
                         self._values.merge(fragment, stepped, moved, redone)
                     lane.yielded = False
                 else:

@@ -9,7 +9,7 @@ greedy matching of a random order of all pairs: partners are random, and nearly 
 With views that differ it is still a matching, because a pair exists only when both have agreed.
 
 The rules
-  1. Peers average when the nominal steps of their snapshots are at most MAX_APART_ROUNDS rounds
+  1. Peers average when the nominal steps of their snapshots are at most MAX_DISTANCE_ROUNDS rounds
      apart, and when both snapshots belong to the training, or both to the final averaging.
   2. A peer that is not free refuses as `busy`, at once: nobody closes a round early for another.
   3. While our own proposal is pending, proposals of others are held; when ours is refused, the best
@@ -74,8 +74,8 @@ from protocol.limits import MAX_HELD_PROPOSALS, MAX_PROPOSAL_TRIES
 from protocol.membership.book import BackOff, Pauses
 from protocol.outcomes import RefusalReason, SkipReason
 
-MAX_APART_ROUNDS: Final = 8
-"""Partners' snapshots are at most so many rounds (of H nominal steps) apart."""
+MAX_DISTANCE_ROUNDS: Final = 8
+"""Most rounds (of H nominal steps) between the snapshots of two partners."""
 ANSWER_S: Final = 5.0
 """How long a peer may take to answer a proposal."""
 RECENT: Final = 16
@@ -199,7 +199,7 @@ class Matchmaker:
     def __init__(self, group: str, own_id: str, inner_steps: int) -> None:
         self._group = group
         self._own_id = own_id
-        self._max_apart = MAX_APART_ROUNDS * inner_steps
+        self._max_distance = MAX_DISTANCE_ROUNDS * inner_steps
         self._search = PartnerSearch()
         self._free: dict[str, RoundSnapshot] = {}
         self._present = 0
@@ -218,16 +218,16 @@ class Matchmaker:
         return self._search.wake_s if self.is_looking else None
 
     # --- our own rounds ---------------------------------------------------------------------------
-    def look(
+    def search(
         self, now_s: float, snapshot: RoundSnapshot, fresh_until_s: float, deadline_s: float
     ) -> list[MatchCommand]:
-        """Look for a partner; until `fresh_until_s` only one that was not met of late will do."""
+        """Look for a partner; until `fresh_until_s` only one that was not met recently will do."""
         self._search = PartnerSearch(
             snapshot, SearchPhase.OPEN, fresh_until_s=fresh_until_s, deadline_s=deadline_s
         )
         return self._seek(now_s)
 
-    def settled(self, round_: int) -> list[MatchCommand]:
+    def end(self, round_: int) -> list[MatchCommand]:
         """Our round is over, one way or the other; if the search is not, we are leaving."""
         if round_ != self._search.snapshot.round:
             return []
@@ -290,7 +290,7 @@ class Matchmaker:
     def _is_fit(self, theirs: RoundSnapshot) -> bool:
         """Rule 1."""
         ours = self._search.snapshot
-        near = abs(ours.step - theirs.step) <= self._max_apart
+        near = abs(ours.step - theirs.step) <= self._max_distance
         return near and ours.final == theirs.final
 
     def _is_preferred(self, peer_id: str, theirs: RoundSnapshot) -> bool:

@@ -102,29 +102,29 @@ class ProcessorUse:
     idle_s: float
 
 
-class Beside:
+class AveragingCpu:
     """Processor time that averages take beside the trainer (rule 6).
 
-    A flight is an average, from when a partner is found until it may be merged.
+    An average lasts from when a partner is found until it may be merged.
     """
 
     def __init__(self) -> None:
-        self._left = self._landed = ProcessorUse(math.nan, 0.0, 0.0)
+        self._begun = self._ended = ProcessorUse(math.nan, 0.0, 0.0)
         self._usual = 0.0
 
-    def left(self, now: ProcessorUse) -> None:
-        """A flight begins."""
-        seconds = now.at_s - self._landed.at_s
+    def begin(self, now: ProcessorUse) -> None:
+        """A partner is found."""
+        seconds = now.at_s - self._ended.at_s
         if seconds > 0:
             # less than nothing: a process of ours has begun anew, which counts from 0
-            self._usual = max(0.0, (now.taken_s - self._landed.taken_s) / seconds)
-        self._left = now
+            self._usual = max(0.0, (now.taken_s - self._ended.taken_s) / seconds)
+        self._begun = now
 
-    def landed(self, now: ProcessorUse) -> float:
-        """It is over; seconds of a processor that it took, and that no idle one had to spare."""
-        left, since = self._left, self._left if math.isnan(self._landed.at_s) else self._landed
-        self._landed = now
-        more_s = now.taken_s - left.taken_s - self._usual * (now.at_s - left.at_s)
+    def end(self, now: ProcessorUse) -> float:
+        """The average may be merged; returns the seconds that it took of processors in use."""
+        begun, since = self._begun, self._begun if math.isnan(self._ended.at_s) else self._ended
+        self._ended = now
+        more_s = now.taken_s - begun.taken_s - self._usual * (now.at_s - begun.at_s)
         seconds = now.at_s - since.at_s
         idle = (now.idle_s - since.idle_s) / seconds if seconds > 0 else 1.0
         return max(0.0, more_s) * max(0.0, 1.0 - idle)

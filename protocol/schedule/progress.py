@@ -102,7 +102,7 @@ class Watched:
         return said
 
 
-def lasting(words: str, progress: TaskProgress | None, lasts_s: float) -> str:
+def progress_sentence(words: str, progress: TaskProgress | None, lasts_s: float) -> str:
     """The line for what has lasted so long; empty before it is worth one."""
     if lasts_s < SHOW_AFTER_S:
         return ""

@@ -258,22 +258,22 @@ class FragmentRounds:
         return None
 
     def _heard_rounds(self, others: Sequence[Member]) -> list[int]:
-        """But for those past the end, where nobody can be."""
+        """Rounds that other training peers report, within the run."""
         rounds = (member.progress.round for member in others)
         return [round_ for round_ in rounds if round_ <= self._amended.longest_rounds]
 
     # --- what happens to them ---------------------------------------------------------------------
-    def began(self, line: TrainerLine, ready: Ready) -> None:
+    def on_trainer_started(self, line: TrainerLine, ready: Ready) -> None:
         """A trainer has started; the first one tells the layout."""
         self._trainer.began(line)
         if self._exchange is None:
             self._exchange = self._new_exchange(Layout.from_shapes(dict(ready.shapes)))
             self._begun.set()
 
-    def progressed(self) -> None:
+    def on_progress(self) -> None:
         self._trainer.loaded()
 
-    async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
+    async def on_round_closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
         self._trainer.loaded()
         self._parts.observe_round(RoundTiming(closed.seconds, 0.0, 0.0, 0.0))
         if self._validation.is_due(closed.round):
@@ -337,7 +337,7 @@ class FragmentRounds:
             seconds=ended.seconds,
         )
 
-    async def took(self, event: SyncEvent) -> None:
+    async def on_event(self, event: SyncEvent) -> None:
         self._trainer.loaded()
         match event:
             case trainer_messages.FragmentSent():
@@ -353,13 +353,13 @@ class FragmentRounds:
         codes = self._trainer.line.trainer.codes(event.fragment)
         self._exchange.sent(Sent(event.fragment, event.cycle, codes, event.steps, event.tokens))
 
-    async def died(self) -> None:
+    async def on_trainer_died(self) -> None:
         self._trainer.died()
 
     def leave(self) -> None:
         """Nothing to do: an exchange begins with a round, or with a fragment, that ends."""
 
-    async def wait_settled(self) -> None:
+    async def wait_idle(self) -> None:
         await self._trainer.wait_all_back()
 
 
@@ -387,7 +387,7 @@ class FragmentAveraging:
             return 1
         return len(self._parts.held.view.alive(trio.current_time()))
 
-    def stands_after(self, round_: int) -> None:
+    def set_first_round(self, round_: int) -> None:
         """The vectors hold our first state. What each chunk lacks since, it heals."""
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:

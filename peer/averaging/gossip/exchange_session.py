@@ -113,7 +113,9 @@ RoundOutcome = Averaged | Skipped
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class AverageEnded:
+    """How an average with a partner ended, after so long a search and exchange."""
+
     own: OwnVector
     outcome: RoundOutcome
     match_s: float
@@ -134,7 +136,7 @@ async def open_talk(network: Network, peer_id: PeerId) -> AsyncIterator[Conversa
 # --- stripes --------------------------------------------------------------------------------------
 
 
-class Stripes:
+class StripedTransfer:
     """Moves one vector each way in pieces; `whole` is set when every piece of theirs is here."""
 
     def __init__(self, own: memoryview, may_send: trio.Event) -> None:
@@ -253,7 +255,7 @@ class ExchangeSession:
         self._may_send = trio.Event()
         if not following:
             self._may_send.set()
-        self._stripes: Stripes | None = None
+        self._stripes: StripedTransfer | None = None
         self._joined: list[Conversation] = []
         self._nursery: trio.Nursery | None = None
         self._scope = trio.CancelScope()
@@ -349,7 +351,7 @@ class ExchangeSession:
             self._nursery = nursery
             nursery.start_soon(self._send)
             if self._num_stripes:
-                stripes = self._stripes = Stripes(self._own.sent, self._may_send)
+                stripes = self._stripes = StripedTransfer(self._own.sent, self._may_send)
                 if not self._reading.packs:
                     stripes.expect(self._reading.room(packed=0))
                 nursery.start_soon(self._take_pieces, stripes)
@@ -360,12 +362,12 @@ class ExchangeSession:
                         nursery.start_soon(self._carry, stripes)
             await self._receive()
 
-    async def _take_pieces(self, stripes: Stripes) -> None:
+    async def _take_pieces(self, stripes: StripedTransfer) -> None:
         await stripes.watch()
         await self._head_came.wait()
         await self._vector_arrived()
 
-    async def _carry(self, stripes: Stripes) -> None:
+    async def _carry(self, stripes: StripedTransfer) -> None:
         """Open a stripe, and keep it open until the exchange is over."""
         async with open_talk(self._network, self._talk.remote_peer_id) as talk:
             await talk.send(Join(self.name))

@@ -83,7 +83,7 @@ class Agreement:
             meeting=meeting,
         )
 
-    def unfit(self, proposal: Propose) -> Refusal | None:
+    def refusal_of(self, proposal: Propose) -> Refusal | None:
         """Why a proposal cannot be ours to accept; None when it can."""
         if proposal.group != self.group:
             sentence = other_group_sentence(self.group, proposal.group)

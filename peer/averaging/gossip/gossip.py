@@ -18,7 +18,7 @@ from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
-from peer.rounds.way import Company
+from peer.rounds.way import Candidates
 from peer.runtime import Network, PeerId, Stream, Work
 from protocol.errors import LocoError, Refused
 from protocol.gossip import matchmaking as mm
@@ -27,7 +27,7 @@ from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import AskSettled, Join, Propose
 from protocol.wire.versions import GOSSIP
 
-from .exchange_session import STALL_S, OwnVector, RoundOutcome, Settled, Skipped, open_talk
+from .exchange_session import STALL_S, AverageEnded, OwnVector, RoundOutcome, Skipped, open_talk
 from .exchanges import Agreement, Exchanges, HeldProposal, note_refused
 from .final_rounds import FinalMeetings
 from .packing import Packer
@@ -62,7 +62,7 @@ class Gossip:
         network: Network,
         work: Work,
         *,
-        company: Company,
+        candidates: Candidates,
         events: Events,
         refused: Counter[RefusalReason],
         on_paired: Callable[[], None] = lambda: None,
@@ -71,8 +71,8 @@ class Gossip:
         self.agreement = agreement
         self.packer = Packer(agreement.codec, agreement.vectors, work, packing or PackingFacts())
         self.exchanges = Exchanges(agreement, network, self.packer)
-        self.meetings = FinalMeetings(self.exchanges, company=company, events=events)
-        self._company = company
+        self.meetings = FinalMeetings(self.exchanges, candidates=candidates, events=events)
+        self._candidates = candidates
         self._events = events
         self._refused_for_good = refused
         self._matchmaker = mm.Matchmaker(agreement.group, network.peer_id, agreement.inner_steps)
@@ -98,7 +98,7 @@ class Gossip:
 
     async def average(
         self, own: OwnVector, *, fresh_s: float, search_s: float, exchange_s: float
-    ) -> Settled:
+    ) -> AverageEnded:
         """Find a partner for a closed round, and exchange vectors.
 
         Args:
@@ -108,35 +108,35 @@ class Gossip:
         packed = replace(own, packed=await self.packer.packed(own.payload))
         freed_s = trio.current_time()
         attempt = self._attempt = _Attempt(packed, exchange_s)
-        self._company.announce(own.snapshot)
+        self._candidates.announce(own.snapshot)
         self._see(own.snapshot)
         fresh_until_s, search_until_s = freed_s + fresh_s, freed_s + search_s
-        self._do(self._matchmaker.look(freed_s, own.snapshot, fresh_until_s, search_until_s))
+        self._do(self._matchmaker.search(freed_s, own.snapshot, fresh_until_s, search_until_s))
         try:
             await attempt.done.wait()
         finally:
-            self._do(self._matchmaker.settled(own.round))
-            self._company.announce(None)
+            self._do(self._matchmaker.end(own.round))
+            self._candidates.announce(None)
         ended_s = trio.current_time()
         paired_s = ended_s if attempt.paired_s is None else attempt.paired_s
         outcome = attempt.outcome or Skipped(SkipReason.LEAVING)
-        return Settled(own, outcome, paired_s - freed_s, ended_s - paired_s)
+        return AverageEnded(own, outcome, paired_s - freed_s, ended_s - paired_s)
 
     def doubt(self, peer_id: PeerId, fault: Fault | None) -> None:
         """Let a peer rest; without a fault nothing is held against it."""
         if fault is not None:
-            self._company.blame(peer_id, fault)
+            self._candidates.blame(peer_id, fault)
         self._matchmaker.doubt(trio.current_time(), peer_id)
 
     # --- the matchmaker's side --------------------------------------------------------------------
     async def _watch(self) -> None:
         while True:
-            await self._company.changed()
+            await self._candidates.changed()
             if self._attempt is not None and self._matchmaker.is_looking:
                 self._see(self._attempt.own.snapshot)
 
     def _see(self, own: mm.RoundSnapshot) -> None:
-        free, present = self._company.free(), self._company.present(ended=own.final)
+        free, present = self._candidates.free(), self._candidates.present(ended=own.final)
         self._do(self._matchmaker.seen(trio.current_time(), free, len(present)))
 
     def _do(self, commands: Iterable[mm.MatchCommand]) -> None:
@@ -165,7 +165,7 @@ class Gossip:
         self._on_paired()
         if proposed is not None and (held := self._held.get(peer_id)) is not None:
             held.accept(attempt.own, attempt.exchange_s)
-        self._company.announce(None)
+        self._candidates.announce(None)
         self._events.emit(EventName.PROPOSAL_ACCEPTED, round=round_, remote=peer_id)
 
     def _finish(self, round_: int, outcome: RoundOutcome) -> None:
@@ -209,9 +209,9 @@ class Gossip:
     # --- being asked ------------------------------------------------------------------------------
     async def proposed(self, talk: Conversation, stream: Stream, proposal: Propose) -> None:
         """Answer a proposal, and exchange vectors if that is yes."""
-        if (unfit := self.agreement.unfit(proposal)) is not None:
-            self._refused_for_good[unfit.reason] += 1
-            await talk.send(unfit, stall_s=STALL_S)
+        if (refusal := self.agreement.refusal_of(proposal)) is not None:
+            self._refused_for_good[refusal.reason] += 1
+            await talk.send(refusal, stall_s=STALL_S)
         elif proposal.roster is not None:
             await self.meetings.called(talk, stream, proposal)
         elif stream.remote_peer_id in self._held:
@@ -255,7 +255,7 @@ class Gossip:
         attempt.paired_s = None
         sentence = "they had gone before they sent anything"
         note_refused(self._events, attempt.own.round, peer_id, "withdrawn", sentence)
-        self._company.announce(attempt.own.snapshot)
+        self._candidates.announce(attempt.own.snapshot)
         self._withdrawn(peer_id, proposed)
 
     def _withdrawn(self, peer_id: PeerId, proposed: int) -> None:

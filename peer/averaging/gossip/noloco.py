@@ -20,24 +20,24 @@ what a fragment weighs. The trainer merges as a difference, so an average may co
     fragment 0   send |-- search, exchange, step --| merge         send |-- ...
     fragment 1              send |-- search, exchange, step --| merge        send |-- ...
 
-- What the trainer sends (peer/training/sync.py) makes a *flight*: contribution, average, outer
-  step, `Merge`. Each fragment has a *lane* (lane.py), with one flight on it at a time. Lanes share
-  the memory of slow weights and momentum, and nothing else.
-- A round of a whole model is closed when its quota is done and the one before is settled; meanwhile
-  it trains on (protocol/schedule/rounds.py). The next one is opened when it is closed. After the
-  last round, without overlap, or alone, that is when it is settled: a peer alone waits for no line,
-  and its training is then the same each time.
+- What the trainer sends (peer/training/sync.py) begins an *average*: contribution, exchange,
+  outer step, `Merge`. Each fragment has a *lane* (lane.py), with one average on it at a time. Lanes
+  share the memory of slow weights and momentum, and nothing else.
+- A round of a whole model is closed when its quota is done and the one before is averaged;
+  meanwhile it trains on (protocol/schedule/rounds.py). The next one is opened when it is closed.
+  After the last round, without overlap, or alone, it is opened when the round is averaged: a peer
+  alone waits for no line, and its training is then the same each time.
 - With fragments, rounds pace data and schedule alone: one is closed when its quota is done.
-- Slow weights are written by one flight at a time, and by none while they are validated.
+- Slow weights are written by one average at a time, and by none while they are validated.
 - A step with a partner is tried by the trainer before it is merged (lane.py), where a try is cheap
   enough. Without a trainer it is not.
-- A flight under way when the trainer dies is ended without a merge, for the next life loads the
-  slow weights. Its codes lie in memory that outlives the trainer.
-- After the training every flight ends. Then come rounds of no steps, in which the trainer sends all
-  that it has, for the meetings of the final averaging (final_rounds.py): all fragments meet the
+- An average under way when the trainer dies is ended without a merge, because the next life loads
+  the slow weights. Its codes lie in memory that outlives the trainer.
+- After the training every average ends. Then come rounds of no steps, in which the trainer sends
+  all that it has, for the meetings of the final averaging (final_rounds.py): all fragments meet the
   same partner, a few at a time. Without final averaging, fragments have one such round, with
   partners as in training, for what was trained since their last moments.
-- With `inner_steps = "auto"` a round is of our own length (own_length.py). Validation goes by
+- With `inner_steps = "auto"` a round is of our own length (own_length.py). Validation counts
   nominal rounds, which are as long for all.
 """
 
@@ -69,7 +69,7 @@ from protocol.run.layout import Layout
 from protocol.schedule.rounds import OwnRounds, RoundPlan, keep_together
 from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, FragmentSent, Merge, Tried, Try
 
-from .exchange_session import OwnVector, Settled
+from .exchange_session import AverageEnded, OwnVector
 from .exchanges import Agreement
 from .final_rounds import FinalMeetings, FinalRounds
 from .gossip import Gossip, GossipServer
@@ -80,12 +80,12 @@ from .own_length import OwnLength
 # --- rounds ---------------------------------------------------------------------------------------
 
 MEETINGS_AT_ONCE: Final = 4
-"""Fragments that hold a planned meeting at the same time: each after the one so many before it.
+"""Fragments that hold a planned meeting at once: each waits for the one this many before it.
 Both sides keep to that order, so neither waits for what the other has not come to."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
+class _AverageUnderWay:
     """What the trainer has sent, on its way to a `Merge`.
 
     Attributes:
@@ -133,10 +133,10 @@ class PairRounds:
         self._measures = False
         self._trials: dict[int, trio.MemorySendChannel[float | None]] = {}
         self._exchanged: dict[int, trio.Event] = {}
-        self._settled = trio.Event()
-        self._settled.set()
+        self._idle = trio.Event()
+        self._idle.set()
         self._is_leaving = False
-        self.flights = 0
+        self.averages_under_way = 0
 
     # --- which rounds are trained -----------------------------------------------------------------
     def enter(self, others: Sequence[Member]) -> None:
@@ -159,7 +159,7 @@ class PairRounds:
 
     async def next_final_round(self) -> RoundPlan | None:
         assert self._line is not None
-        await self._settled.wait()
+        await self._idle.wait()
         if self._flush_is_due:
             self._flush_is_due = False
         elif not await self._finale.goes_on(self._line, self._averaging.meetings):
@@ -172,16 +172,16 @@ class PairRounds:
         if self._own_length is not None:
             self._own_length.paired()
 
-    def began(self, line: TrainerLine, ready: Ready) -> None:
+    def on_trainer_started(self, line: TrainerLine, ready: Ready) -> None:
         self._line, self._sent, self._measures = line, None, ready.measures
         if not self._averaging.lanes:
             self._averaging.cut(Layout.from_shapes(dict(ready.shapes)))
         self._sent_s = dict.fromkeys(range(len(self._averaging.lanes)), trio.current_time())
 
-    def progressed(self) -> None:
+    def on_progress(self) -> None:
         pass
 
-    async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
+    async def on_round_closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
         """A whole model leaves now. The next round waits for it without overlap, and alone."""
         assert self._line is not None
         self._rounds.closed(closed.step, [m.progress.step for m in others])
@@ -189,49 +189,49 @@ class PairRounds:
         waits = self._rounds.is_over
         if self._is_whole:
             assert self._sent is not None
-            self._fly(self._line, self._sent, closed)
+            self._start_averaging(self._line, self._sent, closed)
             waits = waits or not self._overlap or not others
         elif not waits:
             self._line.nursery.start_soon(self._validate, self._line, closed.round)
         if waits:
-            await self._settled.wait()
+            await self._idle.wait()
 
-    async def took(self, event: SyncEvent) -> None:
+    async def on_event(self, event: SyncEvent) -> None:
         """A fragment was sent, or merged; a whole model leaves when its round is closed."""
         assert self._line is not None
         if isinstance(event, FragmentSent):
             self._sent = event
             if not self._is_whole:
-                self._fly(self._line, event)
+                self._start_averaging(self._line, event)
         elif isinstance(event, Tried):
             self._tried(event.fragment, event.gain)
         elif isinstance(event, FragmentMerged) and self._own_length is not None:
             self._own_length.merged(event.waited_s)
 
-    async def died(self) -> None:
-        """Flights under way need no trainer: let them end."""
+    async def on_trainer_died(self) -> None:
+        """Let averages under way end: they need no trainer."""
         self._measures = False
         for fragment in list(self._trials):
             self._tried(fragment, None)
-        await self._settled.wait()
+        await self._idle.wait()
         self._line = None
 
     def leave(self) -> None:
         self._is_leaving = True
 
-    async def wait_settled(self) -> None:
-        await self._settled.wait()
+    async def wait_idle(self) -> None:
+        await self._idle.wait()
 
-    # --- flights ----------------------------------------------------------------------------------
-    def _fly(
+    # --- averages under way -----------------------------------------------------------------------
+    def _start_averaging(
         self, line: TrainerLine, sent: FragmentSent, closed: RoundClosed | None = None
     ) -> None:
         """A fragment leaves; with the round that it closes, if it is a whole model."""
         if self._is_leaving:
             return
-        self.flights += 1
-        if self._settled.is_set():
-            self._settled = trio.Event()
+        self.averages_under_way += 1
+        if self._idle.is_set():
+            self._idle = trio.Event()
         before = self._exchanged.get(sent.fragment - MEETINGS_AT_ONCE)
         self._exchanged[sent.fragment] = trio.Event()
         line.nursery.start_soon(self._average, line, sent, closed, before)
@@ -247,24 +247,24 @@ class PairRounds:
         lane, exchanged = self._averaging.lanes[sent.fragment], self._exchanged[sent.fragment]
         now_s = trio.current_time()
         train_s, self._sent_s[sent.fragment] = now_s - self._sent_s[sent.fragment], now_s
-        flight = _Flight(line, lane, sent, closed, self._finale.meeting, train_s)
+        average = _AverageUnderWay(line, lane, sent, closed, self._finale.meeting, train_s)
         try:
-            settled = await self._exchange(flight, before)
+            ended = await self._exchange(average, before)
             exchanged.set()
-            await self._apply(flight, settled)
+            await self._apply(average, ended)
             await line.send(Merge(sent.fragment, sent.cycle, ONE_CHUNK, ()))
             if closed and not self._finale.has_begun and self._is_validation_due(closed.round):
                 await self._validation.begin_next(line, closed.round)
         finally:
             exchanged.set()
-            self.flights -= 1
-            if not self.flights:
-                self._settled.set()
+            self.averages_under_way -= 1
+            if not self.averages_under_way:
+                self._idle.set()
 
-    async def _exchange(self, flight: _Flight, before: trio.Event | None) -> Settled:
-        lane, sent, closed, meeting = flight.lane, flight.sent, flight.closed, flight.meeting
+    async def _exchange(self, average: _AverageUnderWay, before: trio.Event | None) -> AverageEnded:
+        lane, sent, closed, meeting = average.lane, average.sent, average.closed, average.meeting
         own = await lane.contribution(
-            flight.line.trainer.codes(sent.fragment),
+            average.line.trainer.codes(sent.fragment),
             sent.digest,
             round=closed.round if closed else lane.outer.round + 1,
             step=int(self._rounds.step if closed else sent.step),
@@ -276,16 +276,16 @@ class PairRounds:
         meanwhile = self._rounds.next_length if self._overlap else 0.0
         return await lane.average(own, meeting, meanwhile)
 
-    async def _apply(self, flight: _Flight, settled: Settled) -> None:
-        closed = flight.closed
+    async def _apply(self, average: _AverageUnderWay, ended: AverageEnded) -> None:
+        closed = average.closed
         async with self._at_rest:
             await self._validation.wait_idle()
             started_s = trio.current_time()
-            train_s = closed.seconds if closed else flight.train_s
-            trial = partial(self._try, flight.line, flight.sent)
-            await flight.lane.apply(settled, flight.meeting, train_s, trial)
+            train_s = closed.seconds if closed else average.train_s
+            trial = partial(self._try, average.line, average.sent)
+            await average.lane.apply(ended, average.meeting, train_s, trial)
         if self._own_length is not None and closed is not None:
-            self._own_length.exchanged(settled, trio.current_time() - started_s, closed)
+            self._own_length.exchanged(ended, trio.current_time() - started_s, closed)
 
     async def _try(self, line: TrainerLine, sent: FragmentSent, own: OwnVector) -> float | None:
         """Ask the trainer what a merge would gain, if it is worth the time."""
@@ -334,7 +334,7 @@ class PairAveraging:
         self.lock = trio.Lock()
         self.lanes: list[PairLane] = []
         self._is_cut = trio.Event()
-        self._stands_after = -1
+        self._first_round = -1
         self._rounds: PairRounds | None = None
         if self._is_whole:
             self._fill([Fragment(0, ((0, parts.slow_P.size),), ())])
@@ -349,12 +349,12 @@ class PairAveraging:
 
     @property
     def senders(self) -> int:
-        return max(1, self._rounds.flights) if self._rounds else 1
+        return max(1, self._rounds.averages_under_way) if self._rounds else 1
 
-    def stands_after(self, round_: int) -> None:
-        self._stands_after = round_
+    def set_first_round(self, round_: int) -> None:
+        self._first_round = round_
         for lane in self.lanes:
-            lane.outer.stands_after(round_)
+            lane.outer.set_first_round(round_)
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
         parts = self._parts
@@ -377,7 +377,7 @@ class PairAveraging:
     def _fill(self, fragments: Sequence[Fragment]) -> None:
         for fragment in fragments:
             lane = self._lane(fragment, len(fragments))
-            lane.outer.stands_after(self._stands_after)
+            lane.outer.set_first_round(self._first_round)
             self.lanes.append(lane)
         self._is_cut.set()
 
@@ -412,7 +412,7 @@ class PairAveraging:
             agreement,
             parts.around.network,
             parts.around.work,
-            company=parts.company_of(fragment.index),
+            candidates=parts.candidates_of(fragment.index),
             events=events,
             refused=parts.around.facts.refused,
             packing=parts.around.facts.packing,
