@@ -107,7 +107,7 @@ class TrainerTime(StrEnum):
     """Uses of a trainer's time: one at each moment."""
 
     TRAIN = "train"
-    """Inner steps, and whatever is none of the others."""
+    """Inner steps, and whatever no other use names."""
     ENCODE = "encode"
     """Weights into codes for others."""
     MERGE = "merge"

@@ -393,7 +393,7 @@ class RoundLoop:
 
 
 def _death_reason(why: str) -> str:
-    """One word for the metrics."""
+    """The reason in one word, for the metrics."""
     said = why.partition(":")[0]
     if said in ("out_of_memory", "non_finite", "error", "unusable"):
         return said

@@ -98,7 +98,7 @@ class Checkpoints(Protocol):
     """
 
     def load(self) -> Load:
-        """For the first trainer; later ones have the slow weights alone."""
+        """What the first trainer loads; later ones have the slow weights alone."""
 
     def on_trainer_started(self, line: TrainerLine) -> None: ...
 
@@ -131,7 +131,7 @@ class Microbatches(Protocol):
         """Where a round was closed: a relay trains as long as data peers, never ahead of them."""
 
     async def wait_unneeded(self) -> None:
-        """After the last round: wait until nobody needs our trainer any more, or for long."""
+        """After the last round: wait until nobody needs our trainer any longer, or for long."""
 
 
 class Candidates(Protocol):

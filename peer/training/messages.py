@@ -266,7 +266,7 @@ class Ready(TrainerMessage, frozen=True):
 
 
 PROGRESS_INTERVAL_S: Final = 0.2
-"""Shortest time between two `TrainerProgress` of a round, but for that at half the quota."""
+"""Shortest time between two `TrainerProgress` of a round, except the one at half the quota."""
 
 
 class TrainerProgress(TrainerMessage, frozen=True):

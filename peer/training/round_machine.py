@@ -90,7 +90,7 @@ class RoundData:
         return self._next.blocks
 
     def after(self, steps: int) -> tuple[int, int]:
-        """Epoch and position after so many steps."""
+        """Epoch and position after these steps of the round."""
         if left := steps - self._taken_steps:
             taken = self._next if self._next is not None and left == 1 else self._take(left)
             self._epoch, self._position, self._taken_steps = taken.epoch, taken.position, steps

@@ -35,7 +35,7 @@ merged at once.
      no `Yielded`. While a `Merge` is held, `Yielded` follows `FragmentMerged`.
 
 Invariant of both: of a fragment at most one send is in flight; its region and its phi lie still
-from the send to the merge but for what the daemon writes to phi before it says `Merge`.
+from the send to the merge, except for what the daemon writes to phi before it says `Merge`.
 """
 
 import math
@@ -69,7 +69,7 @@ from .schedule import total_steps_of
 class Ledger:
     """Time of a trainer by its use: each moment counts for one, so the parts add up.
 
-    What nobody names is training.
+    Time outside every `on` counts as training.
     """
 
     def __init__(self, clock_s: Callable[[], float]) -> None:

@@ -221,7 +221,7 @@ def contradict(one: Result, other: Result) -> bool:
 
 
 def read_proof(data: bytes) -> Evidence | Contradiction:
-    """Raises RemoteProtocolError: it is none."""
+    """Raises RemoteProtocolError: it is not a proof."""
     match _unpacked(data, _Proof):
         case [bytes(one), bytes(other)]:
             return Contradiction(_result(one), _result(other))
@@ -253,7 +253,7 @@ Key = tuple[int, int, str]
 
 
 class Audits:
-    """The audits of one peer, and the owners that it believes no more."""
+    """The audits of one peer, and the owners that it no longer believes."""
 
     def __init__(self, context: Context, seed: bytes) -> None:
         self._context = context

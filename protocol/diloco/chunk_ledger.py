@@ -21,8 +21,8 @@ Rules
      differ, and take the chunk from a peer that has it (heal); else it is for others to heal.
   5. A cycle is never stepped twice, and none before the last: what comes for an older cycle is
      over.
-  6. A step whose result is believed no more is undone while the state before is kept (rule 3). The
-     cycle is over then, without a step.
+  6. A step whose result is no longer believed is undone while the state before is kept (rule 3).
+     The cycle is over then, without a step.
   7. No honest state has more than one step for each cycle until then, and in each step more weight
      than that of all contributors that there can be.
 

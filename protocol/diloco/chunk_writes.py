@@ -48,7 +48,7 @@ class TrainerUpdate:
     has_written: bool = False
 
     def merge(self, fragment: int, cycle: int | None) -> Merge:
-        """For the trainer; no cycle for a fragment that it has yielded."""
+        """The message for the trainer; no cycle for a fragment that it has yielded."""
         of_kind = map(sorted, (self.stepped, self.moved, self.redone))
         return Merge(fragment, cycle, *map(tuple, of_kind))
 

@@ -61,7 +61,7 @@ class GroupSeen:
         present: peers that hold an outer copy, we too: they train, or have finished.
         rounds: of the others that train.
         is_over: whether the run has ended here.
-        known: peers that hold an outer copy or did so of late.
+        known: peers that hold an outer copy or did so recently.
         relayed: those, perhaps we, that others reach through relays alone.
         lives: of the others, the incarnation of each that we know.
     """
@@ -141,7 +141,7 @@ class ChunkFetched:
 
 @dataclass(frozen=True, slots=True)
 class CyclePassed:
-    """A peer is through with this cycle: what it owned has come, or never will."""
+    """A peer has finished this cycle: what it owned has come, or never will."""
 
     peer_id: str
     cycle: int
@@ -149,7 +149,7 @@ class CyclePassed:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """Results of this owner are believed no more: what can be undone of them is."""
+    """Results of this owner are no longer believed: what can be undone of them is undone."""
 
     owner: str
 

@@ -11,7 +11,7 @@ is over there is none, and the lower digest wins.
 
 No chunk is taken on the word of one peer. A peer that says, or shows, that it has a better state
 makes a *request*; then all the others are asked which states they are in, and the chunk is fetched
-from a peer in the state that wins (votes, below). Should it come in another state, for all have
+from a peer in the state that wins (votes, below). Should it come in another state, because all have
 stepped meanwhile, all are asked once more, and it is taken if they say the same by now. With one
 other peer there is nobody to ask.
 

@@ -162,7 +162,7 @@ class Asking:
         self._asked: Marks = np.zeros(blocks, np.bool_)
 
     def next(self, bad: Marks | None = None) -> Marks | None:
-        """The blocks to ask for; None for no more. `bad` is None when the digest alone is wrong."""
+        """The blocks to ask for, or None. `bad` is None when the digest alone is wrong."""
         wanted = ~self._asked if bad is None else bad
         if not wanted.any():
             return None

@@ -36,7 +36,7 @@ MOST_BLOCKS: Final = 16
 
 
 def trial_blocks(steps: int, batch_size: int, context_length: int, fragments: int) -> int:
-    """Blocks on which an average is tried after so many steps, one of so many a round (rule 4)."""
+    """Blocks to try an average on, after these steps, one of `fragments` a round (rule 4)."""
     affordable = TRIAL_SHARE * BLOCKS_OF_ONE_TRAINED * steps * batch_size / fragments
     blocks = min(MOST_BLOCKS, int(affordable))
     return blocks if blocks * context_length >= LEAST_TOKENS else 0

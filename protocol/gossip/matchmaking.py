@@ -23,10 +23,10 @@ The rules
      `met`; we ask it ourselves when that time is over.
   6. A peer that could not be reached, or gave no answer, is not asked again for RESTS.first_s,
      and twice as long after each further time, at most RESTS.most_s. What it proposes itself is
-     welcome, unless its vector was implausible, or it was our partner of late more often than a
+     welcome, unless its vector was implausible, or it was our partner recently more often than a
      few times its share.
   7. The search ends at its deadline, and at once when nobody is or may become free.
-  8. A yes may cross a withdrawal: a peer that said yes to one that waits no more looks on.
+  8. A yes may cross a withdrawal: a peer that said yes to one that no longer waits looks on.
 
 Invariants: at most one `Paired` per round that is not taken back by rule 8; every proposal received
 is answered, withdrawn or held (at most MAX_HELD_PROPOSALS); every search ends in exactly one
@@ -37,7 +37,7 @@ Pure: time comes in with each event, `next_deadline_s` says when the next `tick`
 Source: docs/decisions/0016-gossip-without-a-clock.md, which compares it with other rules. The
 paper's permutation (NoLoCo, arXiv 2506.10911, section 3) is the case of all peers free at once.
 
-Partners of late (rule 6). A peer that is always free, and chooses the numbers of its rounds so that
+Recent partners (rule 6). A peer that is always free, and chooses the numbers of its rounds so that
 it ranks first, would be the partner of all in each round. So one that was partner MOST_FAIR_SHARES
 times as often as chance would have it, among the last RECENT exchanges, is put off. With a few
 peers that is never reached: there is nobody else.
@@ -302,7 +302,7 @@ class Matchmaker:
         return self._rank(peer_id, theirs) < self._rank(*pending)
 
     def withdrawn(self, now_s: float, peer_id: str, round_: int) -> list[MatchCommand]:
-        """A peer that asked us does not wait for our answer any more."""
+        """A peer that asked us no longer waits for our answer."""
         held = self._held.get(peer_id)
         if held is not None and held.round == round_:
             del self._held[peer_id]
@@ -375,7 +375,7 @@ class Matchmaker:
         }
 
     def _best(self, now_s: float, among: dict[str, RoundSnapshot]) -> str | None:
-        """The best-ranked of these that is not put off: those not met of late go first."""
+        """The best-ranked of these that is not put off: those not met recently go first."""
         fit = [peer_id for peer_id in among if not self._is_put_off(peer_id, now_s)]
         fit = [peer_id for peer_id in fit if peer_id not in self._met] or fit
         return min(fit, key=lambda peer_id: self._rank(peer_id, among[peer_id]), default=None)
@@ -415,7 +415,7 @@ class Matchmaker:
         return [*withdrawn, unmatched, *self._refuse_held()]
 
     def _drop_pending(self) -> list[MatchCommand]:
-        """Wait no more for an answer."""
+        """Wait no longer for an answer."""
         search, pending = self._search, self._search.pending
         search.pending, search.phase = None, SearchPhase.OPEN
         return [] if pending is None else [Withdraw(pending[0], search.snapshot.round)]
@@ -427,10 +427,10 @@ class Matchmaker:
 
 # --- patience -------------------------------------------------------------------------------------
 WAIT_ROUNDS: Final = 2.0
-"""A partner is looked for as long as so many rounds take, or one of our own where that is longer;
+"""A partner is looked for as long as this many rounds take, or one of our own where that is longer;
 then a peer steps alone. At the end of the training the others are waited for as long."""
 MAX_EXCHANGE_ROUNDS: Final = 8.0
-"""An exchange may take as long as so many rounds. So an average is at most 10 rounds old (search
+"""An exchange may take as long as this many rounds. So an average is at most 10 rounds old (search
 and exchange) when it is merged."""
 SAVED_SHARE: Final = 0.08
 LUMP_SHARE: Final = 0.2
@@ -444,7 +444,7 @@ class Patience:
         self._saved_s = 0.0
 
     def for_fresh_s(self, round_s: float) -> float:
-        """How long to wait for a partner that was not met of late."""
+        """How long to wait for a partner that was not met recently."""
         exchange_s = self._exchange_s
         if exchange_s is None:
             return self._slack_s(round_s)

@@ -66,7 +66,7 @@ WINDOW: Final = 24
 NEWEST: Final = 16
 """The last of them, by which H goes up: a line that was fast must not count for long."""
 NEAR: Final = (1 + BAND) / (1 - BAND)
-"""Partners of which one is so many times as slow as the other count together."""
+"""Partners of which one is at most this many times as slow as the other count together."""
 ENOUGH_SHARE: Final = 0.25
 """Part of the averages that those with the fastest partners must be, for a lower H."""
 FEWEST: Final = 8
@@ -136,7 +136,7 @@ class RoundLength:
         self._wishes: deque[tuple[str, float]] = deque(maxlen=WINDOW)
 
     def averaged(self, partner_id: str, wish: float) -> bool:
-        """One more average is over. Whether H has changed."""
+        """Note that one more average is over. Returns whether H has changed."""
         self._wishes.append((partner_id, wish))
         if len(self._wishes) < FEWEST:
             return False
@@ -152,7 +152,7 @@ class RoundLength:
 
 
 def _fastest(wishes: list[tuple[str, float]], enough: float) -> float:
-    """The wish of the fastest partners that have so many averages, or more (rule 2)."""
+    """The wish of the fastest partners that have enough averages together (rule 2)."""
     by_partner: dict[str, list[float]] = {}
     for partner_id, wish in wishes:
         by_partner.setdefault(partner_id, []).append(wish)

@@ -130,10 +130,8 @@ class Jobs(Generic[JobT]):
     """Commands that one task carries out in their order."""
 
     def __init__(self, most: float) -> None:
-        self._channel, self._waiting = trio.open_memory_channel[JobT](most)
-
-    def put(self, job: JobT) -> None:
-        self._channel.send_nowait(job)
+        channel, self._waiting = trio.open_memory_channel[JobT](most)
+        self.put = channel.send_nowait
 
     def put_or_drop(self, job: JobT) -> None:
         with suppress(trio.WouldBlock):
@@ -274,8 +272,8 @@ class FragmentExchange:
         """Fragments that were sent together are checked, and leave, in that order."""
         async for order in self._writes:
             if isinstance(order, commands.Verify):
-                spoilt = await self._written(order)
-                self._tell_core(FragmentCore.verified, order.fragment, spoilt)
+                corrupted = await self._written(order)
+                self._tell_core(FragmentCore.verified, order.fragment, corrupted)
                 continue
             stamps: Mapping[int, fragment_messages.Stamp] = {}
             with trio.move_on_at(order.until_s):
@@ -385,7 +383,7 @@ class FragmentExchange:
     async def _take(
         self, talk: Conversation, message: Inbound | fragment_messages.Proof, came: Parts | bytes
     ) -> None:
-        """Raises RemoteProtocolError: a proof is none."""
+        """Raises RemoteProtocolError: a proof is not valid."""
         match message:
             case fragment_messages.GetStamps(fragment=fragment):
                 await talk.send(self._stamps(fragment))

@@ -11,8 +11,8 @@ chunks that there are, and its codes have the right size, digest and form; a con
 by its sender and as long as it says, a result is signed by its owner. A peer that sends anything
 else has broken the protocol (RemoteProtocolError), and the stream ends.
 
-Each question has a stream of its own, but for results, which are asked for behind the stamps that
-show them. protocol/diloco/healing.py decides what is asked, and what becomes of the answers.
+Each question has a stream of its own, except for results, which are asked for behind the stamps
+that show them. protocol/diloco/healing.py decides what is asked, and what becomes of the answers.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection
@@ -320,7 +320,7 @@ class FragmentQuestions:
 
     @asynccontextmanager
     async def _turn(self, peer_id: PeerId) -> AsyncIterator[None]:
-        """One of so many questions that a peer answers at once."""
+        """Wait for one of the places for questions to this peer."""
         turns = self._turns.setdefault(peer_id, trio.CapacityLimiter(READERS.per_peer))
         try:
             async with turns:
@@ -349,7 +349,7 @@ class FragmentQuestions:
         return answer
 
     async def result(self, talk: Conversation, asked: GetResult) -> tuple[Result | None, Parts]:
-        """None if they do not have it any more. Raises LocoError."""
+        """A result of theirs; None if they no longer have it. Raises LocoError."""
         async with self._turn(talk.remote_peer_id):
             await talk.send(asked)
             return await FragmentInbound(self._group, self._outer, self._work).answer(talk)

@@ -341,17 +341,16 @@ class FragmentRounds:
         self._trainer.loaded()
         match event:
             case trainer_messages.FragmentSent():
-                self._sent(event)
+                assert self._exchange is not None
+                self._trainer.sent(event)
+                codes = self._trainer.line.trainer.codes(event.fragment)
+                self._exchange.sent(
+                    Sent(event.fragment, event.cycle, codes, event.steps, event.tokens)
+                )
             case trainer_messages.FragmentMerged():
                 self._facts.stalled_s += event.waited_s
             case trainer_messages.Yielded(fragment):
                 self._trainer.yielded(fragment)
-
-    def _sent(self, event: trainer_messages.FragmentSent) -> None:
-        assert self._exchange is not None
-        self._trainer.sent(event)
-        codes = self._trainer.line.trainer.codes(event.fragment)
-        self._exchange.sent(Sent(event.fragment, event.cycle, codes, event.steps, event.tokens))
 
     async def on_trainer_died(self) -> None:
         self._trainer.died()

@@ -151,7 +151,7 @@ class StripedTransfer:
         self._last_byte_s = trio.current_time()
 
     def expect(self, into: memoryview) -> None:
-        """It is known how long theirs is: pieces of it go there."""
+        """Pieces of the partner's vector go into this buffer; its length is known now."""
         self._into, self._incoming = into, Incoming(len(into))
         self._expected.set()
 
@@ -202,7 +202,7 @@ class StripedTransfer:
         if self._incoming.is_whole:
             self.whole.set()
             for scope in self._receiving:
-                scope.cancel()  # nothing comes any more; a stream that waits loses nothing
+                scope.cancel()  # nothing more comes; a stream that waits loses nothing
 
     def _place(self, piece: Piece, num_bytes: int) -> memoryview:
         self._incoming.announce(piece.start, num_bytes)
@@ -223,7 +223,7 @@ class ExchangeSession:
         following: we were asked; the other side begins, and opens the stripes.
 
     Attributes:
-        over: set when no stream of the exchange is needed any more.
+        over: set when no stream of the exchange is needed any longer.
     """
 
     def __init__(

@@ -144,7 +144,7 @@ class HeldProposal:
 
 
 class Exchanges:
-    """One at a time is run; its partner's codes lie in one buffer, reused by the next."""
+    """The exchanges of one vector. One runs at a time, so all share one receive buffer."""
 
     def __init__(self, agreement: Agreement, network: Network, packer: Packer) -> None:
         self.agreement = agreement
@@ -170,23 +170,16 @@ class Exchanges:
         exchange = self._prepare(talk, own, answer.round, answer.stripes, following=False)
         return await exchange.run(trio.current_time() + exchange_s)
 
-    async def reply(self, talk: Conversation, held: HeldProposal) -> RoundOutcome | None:
-        """Answer a proposal as was decided, and exchange vectors if that is yes.
+    async def refuse(self, talk: Conversation, held: HeldProposal) -> None:
+        """Answer a proposal that was refused."""
+        assert held.refusal is not None
+        sentence = f"your round {held.proposal.round} is not possible with me: {held.refusal}"
+        await talk.refuse(held.refusal, sentence)
 
-        Returns:
-            None without an exchange: we refuse, or they had gone before they sent anything.
-        """
-        if held.refusal is not None:
-            round_ = held.proposal.round
-            sentence = f"your round {round_} is not possible with me: {held.refusal}"
-            await talk.refuse(held.refusal, sentence)
-        elif held.own is not None:
-            return await self._accept(talk, held.own, held.proposal, held.exchange_s)
-        return None
-
-    async def _accept(
-        self, talk: Conversation, own: OwnVector, proposal: Propose, exchange_s: float
+    async def accept(
+        self, talk: Conversation, proposal: Propose, own: OwnVector, exchange_s: float
     ) -> RoundOutcome | None:
+        """Say yes, and exchange vectors; None where they had gone before they sent anything."""
         num_stripes = min(proposal.stripes, self.agreement.stripes)
         # Before the answer is out: a stripe may come as soon as they have it.
         exchange = self._prepare(talk, own, proposal.round, num_stripes, following=True)

@@ -5,9 +5,9 @@ steps: the trainer's snapshot is averaged. The loss of our replica is measured b
 that of the mean after the last (by the round loop).
 
 Of the two sides of a meeting one asks until the other has come to the same meeting; the other waits
-to be asked. A proposal that comes before its turn is held (at most MAX_HELD_PROPOSALS). A peer
-that waits may wait in vain, for a partner with another roster has another plan; so it asks too
-now and then, and is refused with the reason.
+to be asked. A proposal that comes before its turn is held (at most MAX_HELD_PROPOSALS). The
+waiting side may wait in vain, because a partner with another roster has another plan. So it also
+asks from time to time, and the refusal tells it why.
 """
 
 import math
@@ -105,7 +105,7 @@ class FinalRounds:
         self._events.emit(EventName.FINAL_AVERAGING, peers=len(roster), meetings=len(self._planned))
 
     async def _roster(self) -> list[PeerId]:
-        """All that take part: those that have ended when all have, or when we wait no longer."""
+        """The peers that take part: those that have ended when all have, or our wait is over."""
         # How long the others may take to end: a peer that is further behind is not waited for.
         wait_s = max(MIN_WAIT_S, self._wait_rounds * self._facts.round_s)
         with trio.move_on_after(wait_s):
@@ -128,7 +128,7 @@ class _Call(HeldProposal):
     """A proposal for a planned meeting.
 
     Attributes:
-        over: set when nothing comes of it any more.
+        over: set when nothing more comes of it.
         outcome: of the exchange; None where there was none.
     """
 
@@ -263,8 +263,13 @@ class FinalMeetings:
                 await call.wait_decided(stream, on_gone=lambda: None)
             finally:
                 del self._calls[peer_id]
-            call.outcome = Skipped(SkipReason.LEAVING, peer_id)
-            call.outcome = await self._exchanges.reply(talk, call)
+            if call.refusal is not None:
+                await self._exchanges.refuse(talk, call)
+            elif call.own is not None:
+                call.outcome = Skipped(SkipReason.LEAVING, peer_id)
+                call.outcome = await self._exchanges.accept(
+                    talk, proposal, call.own, call.exchange_s
+                )
         finally:
             call.over.set()
 

@@ -39,6 +39,7 @@ class _Attempt:
 
     own: OwnVector
     exchange_s: float
+    on_paired: Callable[[], None] | None
     done: trio.Event = field(default_factory=trio.Event)
     outcome: RoundOutcome | None = None
     paired_s: float | None = None
@@ -49,7 +50,6 @@ class Gossip:
 
     Args:
         refused: counts proposals that can never be ours to accept, by reason.
-        on_paired: called when a partner is found.
 
     Attributes:
         packer: to be told what our vectors are averaged with.
@@ -65,7 +65,6 @@ class Gossip:
         candidates: Candidates,
         events: Events,
         refused: Counter[RefusalReason],
-        on_paired: Callable[[], None] = lambda: None,
         packing: PackingFacts | None = None,
     ) -> None:
         self.agreement = agreement
@@ -76,7 +75,6 @@ class Gossip:
         self._events = events
         self._refused_for_good = refused
         self._matchmaker = mm.Matchmaker(agreement.group, network.peer_id, agreement.inner_steps)
-        self._on_paired = on_paired
         self._attempt: _Attempt | None = None
         self._asking: dict[tuple[PeerId, int], trio.CancelScope] = {}
         self._held: dict[PeerId, HeldProposal] = {}
@@ -97,17 +95,23 @@ class Gossip:
                 self._do(self._matchmaker.tick(trio.current_time()))
 
     async def average(
-        self, own: OwnVector, *, fresh_s: float, search_s: float, exchange_s: float
+        self,
+        own: OwnVector,
+        *,
+        fresh_s: float,
+        search_s: float,
+        exchange_s: float,
+        on_paired: Callable[[], None] | None = None,
     ) -> AverageEnded:
         """Find a partner for a closed round, and exchange vectors.
 
         Args:
             own: our contribution; its payload must lie still until this returns.
-            fresh_s: how long only a partner that was not met of late will do.
+            fresh_s: how long only a partner that was not met recently will do.
         """
         packed = replace(own, packed=await self.packer.packed(own.payload))
         freed_s = trio.current_time()
-        attempt = self._attempt = _Attempt(packed, exchange_s)
+        attempt = self._attempt = _Attempt(packed, exchange_s, on_paired)
         self._candidates.announce(own.snapshot)
         self._see(own.snapshot)
         fresh_until_s, search_until_s = freed_s + fresh_s, freed_s + search_s
@@ -162,7 +166,8 @@ class Gossip:
         attempt = self._attempt
         assert attempt is not None
         attempt.paired_s = trio.current_time()
-        self._on_paired()
+        if attempt.on_paired is not None:
+            attempt.on_paired()
         if proposed is not None and (held := self._held.get(peer_id)) is not None:
             held.accept(attempt.own, attempt.exchange_s)
         self._candidates.announce(None)
@@ -231,14 +236,17 @@ class Gossip:
             del self._held[peer_id]
             if not held.decided.is_set():
                 on_gone()
-        outcome: RoundOutcome | None = Skipped(SkipReason.LEAVING, peer_id)
-        try:
-            outcome = await self.exchanges.reply(talk, held)
-        finally:
-            if held.own is not None and outcome is not None:
-                self._finish(held.own.round, outcome)
-        if held.own is not None and outcome is None:
-            self._look_on(peer_id, proposal.round)
+        if held.refusal is not None:
+            await self.exchanges.refuse(talk, held)
+        elif held.own is not None:
+            outcome: RoundOutcome | None = Skipped(SkipReason.LEAVING, peer_id)
+            try:
+                outcome = await self.exchanges.accept(talk, proposal, held.own, held.exchange_s)
+            finally:
+                if outcome is not None:
+                    self._finish(held.own.round, outcome)
+            if outcome is None:
+                self._look_on(peer_id, proposal.round)
 
     def _proposer_left(self, peer_id: PeerId, held: HeldProposal) -> None:
         if held.own is None:
@@ -294,6 +302,6 @@ class GossipServer:
                 await talk.send(answer, stall_s=STALL_S)
 
     def _exchanges(self, peer_id: PeerId, name: str) -> Exchanges:
-        """Those that know the exchange of this name with that peer, else the first."""
+        """The exchanges that know one of this name with that peer, else the first."""
         every = [gossip.exchanges for gossip in self._gossips]
         return next((one for one in every if one.remembers(peer_id, name)), every[0])

@@ -8,11 +8,10 @@ partner the n = 1 step is taken, and in the final averaging none.
 A partner's vector is held against those of the partners before (protocol/plausible.py). One that is
 too far away is not averaged with, and its peer rests; one that is further than usual pulls no more
 than one at a little more than the usual distance; both go with the steps since partners moved us.
-Before there were any, our own last move says what is usual, and later what is usual at the least.
-In the final averaging the distances of the rounds before it hold: those of honest peers are no
-longer, so their mean is exact, unless one was alone for some rounds before; it counts less then.
-Nothing is remembered there, for with each meeting peers are nearer to each other, and our own move
-says nothing.
+Before the first partner, our own last move stands for the usual distance; later it is its lower
+bound. The final averaging uses the distances of the rounds before it. Honest peers are within them,
+so the mean is exact; a peer that was alone for some rounds counts less. Nothing is remembered
+there, because with each meeting peers are nearer to each other, and our own move says nothing.
 
 What is plausible is tried then: the step is taken, the trainer tells what its merge would do to our
 loss, and if that does not help (protocol/gossip/helping.py) the partner is taken out of the step
@@ -93,13 +92,18 @@ class PairLane:
         return OwnVector(round, step, self._facts.ended, steps, tokens, digest, payload)
 
     async def average(
-        self, own: OwnVector, meeting: Meeting | None, meanwhile: float
+        self,
+        own: OwnVector,
+        meeting: Meeting | None,
+        meanwhile: float,
+        on_paired: Callable[[], None] | None = None,
     ) -> AverageEnded:
         """Find a partner for a snapshot and exchange vectors.
 
         Args:
             meeting: of the final averaging's plan; None for any peer that is free.
             meanwhile: nominal steps until the next snapshot is due; 0 if training waits.
+            on_paired: called when a partner is found, but not for a planned meeting.
         """
         round_s = self._facts.round_s
         exchange_s = max(MIN_EXCHANGE_S, MAX_EXCHANGE_ROUNDS * round_s)
@@ -111,6 +115,7 @@ class PairLane:
                 fresh_s=self._patience.for_fresh_s(slack_s),
                 search_s=max(MIN_SEARCH_S, WAIT_ROUNDS * round_s, self._facts.own_round_s),
                 exchange_s=exchange_s,
+                on_paired=on_paired,
             )
         else:
             ended = await self.gossip.meetings.meet(own, meeting, exchange_s)

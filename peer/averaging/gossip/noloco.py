@@ -42,7 +42,6 @@ what a fragment weighs. The trainer merges as a difference, so an average may co
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -73,7 +72,7 @@ from .exchange_session import AverageEnded, OwnVector
 from .exchanges import Agreement
 from .final_rounds import FinalMeetings, FinalRounds
 from .gossip import Gossip, GossipServer
-from .lane import PairLane
+from .lane import PairLane, Trial
 from .outer_step import NolocoFactors, OuterState
 from .own_length import OwnLength
 
@@ -82,23 +81,6 @@ from .own_length import OwnLength
 MEETINGS_AT_ONCE: Final = 4
 """Fragments that hold a planned meeting at once: each waits for the one this many before it.
 Both sides keep to that order, so neither waits for what the other has not come to."""
-
-
-@dataclass(frozen=True, slots=True)
-class _AverageUnderWay:
-    """What the trainer has sent, on its way to a `Merge`.
-
-    Attributes:
-        closed: the round that it closes, if it is a whole model.
-        train_s: since the trainer sent it the time before.
-    """
-
-    line: TrainerLine
-    lane: PairLane
-    sent: FragmentSent
-    closed: RoundClosed | None
-    meeting: Meeting | None
-    train_s: float
 
 
 class PairRounds:
@@ -167,11 +149,6 @@ class PairRounds:
         return self._rounds.plan(1.0)
 
     # --- what happens to them ---------------------------------------------------------------------
-    def paired(self) -> None:
-        """A partner was found for what the trainer has sent."""
-        if self._own_length is not None:
-            self._own_length.paired()
-
     def on_trainer_started(self, line: TrainerLine, ready: Ready) -> None:
         self._line, self._sent, self._measures = line, None, ready.measures
         if not self._averaging.lanes:
@@ -245,13 +222,21 @@ class PairRounds:
     ) -> None:
         """A planned meeting begins when `before` is set."""
         lane, exchanged = self._averaging.lanes[sent.fragment], self._exchanged[sent.fragment]
-        now_s = trio.current_time()
-        train_s, self._sent_s[sent.fragment] = now_s - self._sent_s[sent.fragment], now_s
-        average = _AverageUnderWay(line, lane, sent, closed, self._finale.meeting, train_s)
+        meeting, now_s = self._finale.meeting, trio.current_time()
+        since_s, self._sent_s[sent.fragment] = now_s - self._sent_s[sent.fragment], now_s
+        train_s, own_length = closed.seconds if closed else since_s, self._own_length
+        on_paired = own_length.paired if own_length is not None else None
         try:
-            ended = await self._exchange(average, before)
+            own = await self._contribution(line, sent, closed)
+            if meeting is not None and before is not None:
+                await before.wait()
+            meanwhile = self._rounds.next_length if self._overlap else 0.0
+            ended = await lane.average(own, meeting, meanwhile, on_paired)
             exchanged.set()
-            await self._apply(average, ended)
+            trial = partial(self._try, line, sent)
+            apply_s = await self._apply(lane, ended, meeting, train_s, trial)
+            if own_length is not None and closed is not None:
+                own_length.exchanged(ended, apply_s, closed)
             await line.send(Merge(sent.fragment, sent.cycle, ONE_CHUNK, ()))
             if closed and not self._finale.has_begun and self._is_validation_due(closed.round):
                 await self._validation.begin_next(line, closed.round)
@@ -261,31 +246,33 @@ class PairRounds:
             if not self.averages_under_way:
                 self._idle.set()
 
-    async def _exchange(self, average: _AverageUnderWay, before: trio.Event | None) -> AverageEnded:
-        lane, sent, closed, meeting = average.lane, average.sent, average.closed, average.meeting
-        own = await lane.contribution(
-            average.line.trainer.codes(sent.fragment),
+    async def _contribution(
+        self, line: TrainerLine, sent: FragmentSent, closed: RoundClosed | None
+    ) -> OwnVector:
+        lane = self._averaging.lanes[sent.fragment]
+        return await lane.contribution(
+            line.trainer.codes(sent.fragment),
             sent.digest,
             round=closed.round if closed else lane.outer.round + 1,
             step=int(self._rounds.step if closed else sent.step),
             steps=sent.steps,
             tokens=sent.tokens,
         )
-        if meeting is not None and before is not None:
-            await before.wait()
-        meanwhile = self._rounds.next_length if self._overlap else 0.0
-        return await lane.average(own, meeting, meanwhile)
 
-    async def _apply(self, average: _AverageUnderWay, ended: AverageEnded) -> None:
-        closed = average.closed
+    async def _apply(
+        self,
+        lane: PairLane,
+        ended: AverageEnded,
+        meeting: Meeting | None,
+        train_s: float,
+        trial: Trial,
+    ) -> float:
+        """Take the outer step while nothing is validated; returns how long that took."""
         async with self._at_rest:
             await self._validation.wait_idle()
             started_s = trio.current_time()
-            train_s = closed.seconds if closed else average.train_s
-            trial = partial(self._try, average.line, average.sent)
-            await average.lane.apply(ended, average.meeting, train_s, trial)
-        if self._own_length is not None and closed is not None:
-            self._own_length.exchanged(ended, trio.current_time() - started_s, closed)
+            await lane.apply(ended, meeting, train_s, trial)
+        return trio.current_time() - started_s
 
     async def _try(self, line: TrainerLine, sent: FragmentSent, own: OwnVector) -> float | None:
         """Ask the trainer what a merge would gain, if it is worth the time."""
@@ -416,13 +403,8 @@ class PairAveraging:
             events=events,
             refused=parts.around.facts.refused,
             packing=parts.around.facts.packing,
-            on_paired=self._paired,
         )
         return PairLane(parts, outer, gossip, events, self.lock)
-
-    def _paired(self) -> None:
-        assert self._rounds is not None
-        self._rounds.paired()
 
 
 def declined_in(state: PeerState) -> RefusalReason | None:

@@ -78,7 +78,7 @@ class NolocoFactors:
 
 
 PLAIN_AVERAGE: Final = NolocoFactors(alpha=0.0, beta=1.0, gamma=1.0)
-"""In the final averaging: nothing is trained any more, so momentum leads nowhere."""
+"""In the final averaging: nothing more is trained, so momentum leads nowhere."""
 
 
 def outer_step(
@@ -349,7 +349,7 @@ class OuterState:
     def without_partner(
         self, own_codes: CodeBuffer, partner_codes: CodeBuffer, own_share: float
     ) -> None:
-        """Take the partner out of the last step: but for rounding, it was taken alone.
+        """Take the partner out of the last step: it was taken alone, except for rounding.
 
         It moved phi and delta by beta times what the partner had moved the mean. (Where phi
         travels too, it moved them by more: that is not taken back here.)

@@ -45,7 +45,9 @@ class Steps:
     async def contribution(self, codes: Any, digest: str, **fields: Any) -> Any:
         return SimpleNamespace(**fields)
 
-    async def average(self, own: Any, meeting: Meeting | None, meanwhile: float) -> Any:
+    async def average(
+        self, own: Any, meeting: Meeting | None, meanwhile: float, on_paired: Any
+    ) -> Any:
         self._log.append((trio.current_time(), "exchange", self._fragment))
         await trio.sleep(EXCHANGE_S)
         return own
