@@ -33,7 +33,7 @@ The rules
      Others that failed say nothing.
   6. The trainer is kept from training while it takes a snapshot and merges an average, and by what
      works for averages beside it, if no processor is idle that could do that. What is taken beside
-     it all the time, for whatever and whoever, is known from between two flights, and left out: it
+     it all the time, for whatever and whoever, is known from between two averages, and left out: it
      would be no less with a larger H.
 
 A partner that is slow, or pretends to be, moves nothing, unless there are no others. One that

@@ -360,7 +360,7 @@ async def test_a_trainer_that_dies_over_its_part_blocks_no_later_checkpoint(
     )
     vector = np.ones(9, np.float32)
     averaging: Any = SimpleNamespace(slow_P=vector, momentum_P=vector, round=1)
-    way: Any = SimpleNamespace(wait_settled=trio.lowlevel.checkpoint)
+    way: Any = SimpleNamespace(wait_idle=trio.lowlevel.checkpoint)
     ports: Any = SimpleNamespace(
         checkpoints=store,
         facts=facts,
