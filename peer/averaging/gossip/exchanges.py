@@ -126,6 +126,11 @@ class HeldProposal:
         self.refusal = reason
         self.decided.set()
 
+    async def send_refusal(self, talk: Conversation) -> None:
+        assert self.refusal is not None
+        sentence = f"your round {self.proposal.round} is not possible with me: {self.refusal}"
+        await talk.refuse(self.refusal, sentence)
+
     async def wait_decided(self, stream: Stream, on_gone: Callable[[], None]) -> None:
         """Wait for our answer; `on_gone` is called at the moment when the proposer goes away."""
         if self.decided.is_set():
@@ -169,12 +174,6 @@ class Exchanges:
         """Exchange vectors with a peer that has said yes, until a defined end."""
         exchange = self._prepare(talk, own, answer.round, answer.stripes, following=False)
         return await exchange.run(trio.current_time() + exchange_s)
-
-    async def refuse(self, talk: Conversation, held: HeldProposal) -> None:
-        """Answer a proposal that was refused."""
-        assert held.refusal is not None
-        sentence = f"your round {held.proposal.round} is not possible with me: {held.refusal}"
-        await talk.refuse(held.refusal, sentence)
 
     async def accept(
         self, talk: Conversation, proposal: Propose, own: OwnVector, exchange_s: float

@@ -264,7 +264,7 @@ class FinalMeetings:
             finally:
                 del self._calls[peer_id]
             if call.refusal is not None:
-                await self._exchanges.refuse(talk, call)
+                await call.send_refusal(talk)
             elif call.own is not None:
                 call.outcome = Skipped(SkipReason.LEAVING, peer_id)
                 call.outcome = await self._exchanges.accept(

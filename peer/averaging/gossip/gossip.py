@@ -237,7 +237,7 @@ class Gossip:
             if not held.decided.is_set():
                 on_gone()
         if held.refusal is not None:
-            await self.exchanges.refuse(talk, held)
+            await held.send_refusal(talk)
         elif held.own is not None:
             outcome: RoundOutcome | None = Skipped(SkipReason.LEAVING, peer_id)
             try:

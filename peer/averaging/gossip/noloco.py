@@ -203,7 +203,7 @@ class PairRounds:
     def _start_averaging(
         self, line: TrainerLine, sent: FragmentSent, closed: RoundClosed | None = None
     ) -> None:
-        """A fragment leaves; with the round that it closes, if it is a whole model."""
+        """Begin the average of a fragment, or of a whole model with the round that it closes."""
         if self._is_leaving:
             return
         self.averages_under_way += 1
@@ -220,7 +220,7 @@ class PairRounds:
         closed: RoundClosed | None,
         before: trio.Event | None,
     ) -> None:
-        """A planned meeting begins when `before` is set."""
+        """Average what was sent, and merge; a planned meeting begins when `before` is set."""
         lane, exchanged = self._averaging.lanes[sent.fragment], self._exchanged[sent.fragment]
         meeting, now_s = self._finale.meeting, trio.current_time()
         since_s, self._sent_s[sent.fragment] = now_s - self._sent_s[sent.fragment], now_s
