@@ -30,7 +30,7 @@ class HeldOutBlocks:
 
     @property
     def claims(self) -> int:
-        """Tokens that a claim is of."""
+        """The number of tokens that a claim is of."""
         sequences, length = self.tokens_BT.shape
         return int(sequences * (length - 1))
 

@@ -103,16 +103,16 @@ class Checkpoints(Protocol):
     def on_trainer_started(self, line: TrainerLine) -> None: ...
 
     async def between_rounds(self, way: Way) -> None:
-        """Write one, if it is time."""
+        """Write a checkpoint, if it is time."""
 
     async def write(self, way: Way) -> None:
-        """Write one now."""
+        """Write a checkpoint now."""
 
     async def write_last(self, way: Way, until_s: float) -> None:
-        """Write one during a round; the trainer's part is waited for until then."""
+        """Write a checkpoint during a round; the trainer's part is waited for until then."""
 
     def on_kept(self, kept: Kept) -> None:
-        """The trainer's part is written, or is not."""
+        """The trainer has written its part, or could not."""
 
     def on_trainer_died(self) -> None:
         """Forget what the trainer had in hand."""

@@ -221,7 +221,7 @@ def contradict(one: Result, other: Result) -> bool:
 
 
 def read_proof(data: bytes) -> Evidence | Contradiction:
-    """Raises RemoteProtocolError: it is not a proof."""
+    """Decode a proof. Raises RemoteProtocolError: it is not one."""
     match _unpacked(data, _Proof):
         case [bytes(one), bytes(other)]:
             return Contradiction(_result(one), _result(other))
@@ -238,7 +238,7 @@ def _result(header: bytes) -> Result:
 
 
 def _unpacked(data: bytes, kind: Any) -> Any:
-    """A list of a stranger's. Raises RemoteProtocolError."""
+    """Decode a list from a stranger. Raises RemoteProtocolError."""
     if len(data) > MAX_EVIDENCE_BYTES:
         raise RemoteProtocolError("not an opening, and no evidence")
     try:

@@ -42,7 +42,7 @@ NO_CODES: Final = memoryview(b"")
 
 # --- what the core is told ------------------------------------------------------------------------
 class HoldOutcome(Enum):
-    """The answer to the wish to write a fragment that is not in flight."""
+    """The trainer's answer to `Yield`, for a fragment that is not in flight."""
 
     YIELDED = "yielded"
     """The trainer does not read it until it is told what has changed."""
@@ -178,7 +178,7 @@ class Contribute:
 
 @dataclass(frozen=True, slots=True)
 class ForgetOthers:
-    """Only these peers are there still: let go what waits for any other."""
+    """Drop what waits to be sent to any but these peers, who are still there."""
 
     present: AbstractSet[str]
 

@@ -290,7 +290,7 @@ class FragmentCore:
                 ledger.healed(stamp.chunk, cycle, stamp)
 
     def begin(self, last_sent: Sequence[int]) -> None:
-        """We begin; of each fragment, the last cycle that went without us, or -1."""
+        """Begin; `last_sent` is, for each fragment, the last cycle that went without us, or -1."""
         for machine, cycle in zip(self._machines, last_sent, strict=True):
             if cycle >= 0:
                 machine.note_settled(cycle)

@@ -238,7 +238,7 @@ class CycleMachine:
         self._inbox.extendleft(reversed(self._due(sent.cycle)))
 
     def _due(self, cycle: int) -> list[ResultArrived | ChunkFetched]:
-        """Let go what came for this send, or an earlier one, before we were there."""
+        """Take out what came for this send, or an earlier one, before we were there."""
         for_send, self._for_send = self._for_send, []
         cycles = sorted(early for early in self._early if early <= cycle)
         return [*for_send, *(item for early in cycles for item in self._early.pop(early))]

@@ -167,7 +167,7 @@ class Healing:
     def _count_votes(self) -> list[ChunkFetched]:
         """Fetch what is requested and voted for; drop what can no longer be.
 
-        Returned are chunks that are here, and that most say the same of by now.
+        Returns chunks that are here, and that most say the same of by now.
         """
         confirmed = []
         others, settled = self._peers.others, self._peers.all_settled(self._fragment)
@@ -207,7 +207,7 @@ class Healing:
     def answered(
         self, peer_id: str, question: FragmentQuestion, answer: FragmentAnswer | None, codes: Parts
     ) -> list[ChunkFetched]:
-        """A peer answers, or (None) says nothing more. Returned are chunks that are to be taken."""
+        """A peer answers, or (None) says nothing more. Returns the chunks that are to be taken."""
         confirmed: list[ChunkFetched] = []
         match question, answer:
             case _, Stamps():

@@ -156,7 +156,7 @@ Marks = npt.NDArray[np.bool_]
 
 
 class Asking:
-    """The reader's side."""
+    """The blocks that a reader asks for."""
 
     def __init__(self, blocks: int) -> None:
         self._asked: Marks = np.zeros(blocks, np.bool_)
@@ -171,7 +171,7 @@ class Asking:
 
 
 class Answering:
-    """The sender's side."""
+    """The blocks that a sender sends again."""
 
     def __init__(self, blocks: int) -> None:
         self._blocks = blocks

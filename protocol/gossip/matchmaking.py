@@ -276,7 +276,7 @@ class Matchmaker:
     def _reason_to_refuse(
         self, now_s: float, peer_id: str, theirs: RoundSnapshot
     ) -> RefusalReason | None:
-        """Rules 1, 2, 5 and 6."""
+        """Why a proposal is refused at once, if so (rules 1, 2, 5 and 6)."""
         if not self.is_looking:
             return RefusalReason.BUSY
         if not self._doubted.is_due(peer_id, now_s):
@@ -288,7 +288,7 @@ class Matchmaker:
         return RefusalReason.AHEAD if is_ahead else RefusalReason.BEHIND
 
     def _is_fit(self, theirs: RoundSnapshot) -> bool:
-        """Rule 1."""
+        """Whether their snapshot and ours may be averaged (rule 1)."""
         ours = self._search.snapshot
         near = abs(ours.step - theirs.step) <= self._max_distance
         return near and ours.final == theirs.final
@@ -381,7 +381,7 @@ class Matchmaker:
         return min(fit, key=lambda peer_id: self._rank(peer_id, among[peer_id]), default=None)
 
     def _is_put_off(self, peer_id: str, now_s: float) -> bool:
-        """Rules 5 and 6."""
+        """Whether a peer was our partner just now, or too often (rules 5 and 6)."""
         is_met = peer_id in self._met and now_s < self._search.fresh_until_s
         most = max(2, math.ceil(MOST_FAIR_SHARES * RECENT / max(1, self._present)))
         return is_met or self._recent.count(peer_id) >= most

@@ -165,7 +165,7 @@ def _fastest(wishes: list[tuple[str, float]], enough: float) -> float:
 
 
 def _whole(wish: float) -> int:
-    """Rules 3 and 4."""
+    """The H for a wish (rules 3 and 4)."""
     return min(MOST_INNER_STEPS, max(LEAST_INNER_STEPS, math.ceil(wish - EPSILON)))
 
 

@@ -54,7 +54,7 @@ ToldP = ParamSpec("ToldP")
 
 
 class FragmentTrainer(Protocol):
-    """The trainer's side."""
+    """The trainer, as the exchange of fragments sees it."""
 
     @property
     def can_write(self) -> bool:
@@ -84,7 +84,7 @@ class ProofStore(Protocol):
         """Owners, each with what was a proof when it was kept."""
 
     def keep(self, owner: PeerId, proof: bytes) -> None:
-        """Keep one more, if there is room."""
+        """Keep one more proof, if there is room."""
 
 
 @dataclass(frozen=True, slots=True)

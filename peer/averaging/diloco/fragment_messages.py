@@ -248,7 +248,7 @@ class FragmentInbound:
         return self._room
 
     def _check_place(self, message: Inbound | Proof) -> None:
-        """Our group, and a fragment and chunks that there are; a proof names none."""
+        """Check group, fragment and chunks of a message; a proof names no fragment."""
         if message.group != self._group:
             raise OtherGroup(other_group_sentence(self._group, message.group))
         if isinstance(message, Proof):

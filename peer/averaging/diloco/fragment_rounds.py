@@ -242,7 +242,7 @@ class FragmentRounds:
         return is_behind or self._pace.is_overdone(others)
 
     async def next_final_round(self) -> RoundPlan | None:
-        """One more without steps, which sends what has not been sent; then all must be back.
+        """A last round without steps, which sends what has not been sent; then all must be back.
 
         Raises:
             JoinAgain: the others have ended the run without us.
@@ -375,13 +375,13 @@ class FragmentAveraging:
 
     @property
     def round(self) -> int:
-        """The last that is over; fragments are stepped within rounds."""
+        """The last round that is over; fragments are stepped within rounds."""
         facts = self._parts.around.facts
         return facts.round if facts.state is PeerState.FINISHED else facts.round - 1
 
     @property
     def senders(self) -> int:
-        """All the others, once there are rounds: one that has finished still heals us."""
+        """The other peers, once there are rounds: one that has finished still heals us."""
         if self._rounds is None:
             return 1
         return len(self._parts.held.view.alive(trio.current_time()))

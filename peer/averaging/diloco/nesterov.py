@@ -68,7 +68,7 @@ LEAST_TRIMMED: Final = 5
 
 
 def num_trimmed(contributions: int) -> int:
-    """How many are left out on either side."""
+    """How many contributions are left out on either side."""
     return TRIMMED_TENTHS * contributions // 10 if contributions >= LEAST_TRIMMED else 0
 
 

@@ -90,7 +90,7 @@ class SpareMemory:
         return lent.data
 
     def _fitting(self, num_bytes: int) -> Memory:
-        """One piece that is large enough, but not much too large; new, if there is none."""
+        """A piece of memory that is large enough, but not much too large; new, if there is none."""
         with suppress(IndexError):  # another thread was faster
             for _ in range(len(self._spare)):
                 memory = self._spare.popleft()
@@ -159,7 +159,7 @@ class OuterFragments:
 
     # --- sizes ------------------------------------------------------------------------------------
     def chunk_values(self, fragment: int, chunk: int) -> int:
-        """Padding included."""
+        """How many values a chunk has, padding included."""
         start, stop = self.fragments[fragment].chunks[chunk]
         return stop - start
 
@@ -193,7 +193,7 @@ class OuterFragments:
 
     # --- what the core orders ---------------------------------------------------------------------
     def carry_out(self, order: commands.WriteOrder) -> Mapping[int, Stamp]:
-        """Returned are the stamps of what was written, or of chunks that were corrupted."""
+        """Returns the stamps of what was written, or of chunks that were corrupted."""
         match order:
             case commands.Verify(fragment, cycles):
                 return self.verify(fragment, cycles)
@@ -311,7 +311,7 @@ class OuterFragments:
     def fitting(
         self, fragment: int, states: Iterable[tuple[int, Stamp]]
     ) -> list[tuple[int, Stamp]]:
-        """Those of these stamps, each with its cycle, that the values here have."""
+        """The stamps among these, each with its cycle, that the values here have."""
         return [
             (cycle, stamp)
             for cycle, stamp in states

@@ -114,7 +114,7 @@ RoundOutcome = Averaged | Skipped
 
 @dataclass(frozen=True, slots=True)
 class AverageEnded:
-    """How an average with a partner ended, after so long a search and exchange."""
+    """How an average ended, and how long the search and the exchange took."""
 
     own: OwnVector
     outcome: RoundOutcome

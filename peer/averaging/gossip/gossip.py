@@ -35,7 +35,7 @@ from .packing import Packer
 
 @dataclass(slots=True)
 class _Attempt:
-    """Our own closed round, until it is settled."""
+    """Our own closed round, until its average has ended."""
 
     own: OwnVector
     exchange_s: float
@@ -46,7 +46,7 @@ class _Attempt:
 
 
 class Gossip:
-    """All proposals and exchanges of one vector. `run` must be running.
+    """The proposals and exchanges of one vector. `run` must be running.
 
     Args:
         refused: counts proposals that can never be ours to accept, by reason.
