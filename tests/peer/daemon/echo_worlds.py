@@ -29,7 +29,7 @@ class Echo:
         async def average(gossip: Gossip, own: OwnVector, **bounds: float) -> AverageEnded:
             if gossip._matchmaker._own_id != peer_id:
                 return await echo._average(gossip, own, **bounds)
-            gossip._company.announce(own.snapshot)
+            gossip._candidates.announce(own.snapshot)
             await trio.sleep(FREE_S)
             return AverageEnded(own, Skipped(SkipReason.NO_PARTNER), FREE_S, 0.0)
 
