@@ -26,7 +26,7 @@ class Echo:
         self._average, self._proposed = Gossip.average, Gossip.proposed
         echo = self
 
-        async def average(gossip: Gossip, own: OwnVector, **bounds: float) -> AverageEnded:
+        async def average(gossip: Gossip, own: OwnVector, **bounds: Any) -> AverageEnded:
             if gossip._matchmaker._own_id != peer_id:
                 return await echo._average(gossip, own, **bounds)
             gossip._candidates.announce(own.snapshot)
