@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import blake3
 import numpy as np
@@ -36,7 +37,7 @@ ROUNDS = (3, 11)
 STEP, H = 40, 10
 PIECE = 4096
 PARAMETERS = 128 * 320
-BOUNDS = {"fresh_s": 0.0, "search_s": 5.0, "exchange_s": 60.0}
+BOUNDS: dict[str, Any] = {"fresh_s": 0.0, "search_s": 5.0, "exchange_s": 60.0}
 IDS = [peer_id_from_public_key(bytes([n]) * 32) for n in (1, 2)]
 NAME = exchange_id(GROUP, (IDS[0], ROUNDS[0]), (IDS[1], ROUNDS[1]))
 LINK = LinkModel(latency_s=0.02, bandwidth_bytes_per_s=2e6)
