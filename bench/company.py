@@ -10,7 +10,7 @@ from trio.lowlevel import ParkingLot
 from peer.averaging.gossip.exchanges import Agreement
 from peer.averaging.gossip.gossip import Gossip
 from peer.observe.events import EventLog
-from peer.rounds.way import Company
+from peer.rounds.way import Candidates
 from peer.runtime import Network, PeerId, Work
 from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.book import Fault
@@ -20,14 +20,14 @@ INNER_STEPS: Final = 1
 
 
 def gossip_of(
-    agreement: Agreement, *, company: Company, network: Network, work: Work, events: EventLog
+    agreement: Agreement, *, candidates: Candidates, network: Network, work: Work, events: EventLog
 ) -> Gossip:
     """The gossip of one peer, put together as the daemon does it."""
-    return Gossip(agreement, network, work, company=company, events=events, refused=Counter())
+    return Gossip(agreement, network, work, candidates=candidates, events=events, refused=Counter())
 
 
 class OneOther:
-    """A single other peer, which comes to the same rounds as we do. Implements `Company`.
+    """A single other peer, which comes to the same rounds as we do. Implements `Candidates`.
 
     Attributes:
         other: its id; to be set before the first round.
@@ -58,7 +58,7 @@ class OneOther:
 
 
 class Neighbour:
-    """One of many peers, each of which hears from some. Implements `Company`.
+    """One of many peers, each of which hears from some. Implements `Candidates`.
 
     Args:
         tell: takes what this peer announces, and sees to it that the others hear it.

@@ -62,7 +62,7 @@ class ExchangePeer:
         log = EventLog(lambda _: None, peer=network.peer_id, wall_time_s=lambda: 0.0, stream=None)
         self._company = OneOther()
         self._gossip = gossip_of(
-            self._agreement, company=self._company, network=network, work=RealWork(), events=log
+            self._agreement, candidates=self._company, network=network, work=RealWork(), events=log
         )
         self._tcp_port = 0
 

@@ -139,7 +139,7 @@ class SpeedPeer:
         parts = FragmentParts(
             around=around,
             group=GROUP,
-            company=self._company,
+            members=self._company,
             trainer=IdleTrainer(),
             ended=self._record.returned,
             convict=self._record.convicted,
@@ -203,7 +203,7 @@ class SpeedPeer:
         """Whether the last exchange has averaged all of all peers."""
         in_results = [
             len(result.of_chunk.places)
-            for machine in self._exchange._core.machines
+            for machine in self._exchange._core._machines
             for result in machine.writes._results.values()
         ]
         missing = sum(returned.missing for returned in self._record.sends)

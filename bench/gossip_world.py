@@ -198,7 +198,7 @@ class GossipWorld:
         self._announce(peer, peer.snapshot)
         self._see(peer)
         until_s = self.now_s + search_s
-        self._do(peer, peer.maker.look(self.now_s, peer.snapshot, self.now_s + fresh_s, until_s))
+        self._do(peer, peer.maker.search(self.now_s, peer.snapshot, self.now_s + fresh_s, until_s))
 
     def _send(
         self,
@@ -292,6 +292,6 @@ class GossipWorld:
 
     def _settle(self, peer: _Peer) -> None:
         peer.settled = True
-        self._do(peer, peer.maker.settled(peer.snapshot.round))
+        self._do(peer, peer.maker.end(peer.snapshot.round))
         if peer.quota_done:
             self._close_when_stepped(peer)

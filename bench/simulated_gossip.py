@@ -98,7 +98,7 @@ class _Swarm:
             [(number + step) % len(networks) for step in _steps(len(networks))]
             for number in range(len(networks))
         ]
-        self._companies = [
+        self._candidates = [
             Neighbour([networks[other].peer_id for other in view], partial(self._tell, number))
             for number, view in enumerate(self._views)
         ]
@@ -117,7 +117,7 @@ class _Swarm:
         )
         return gossip_of(
             agreement,
-            company=self._companies[number],
+            candidates=self._candidates[number],
             network=network,
             work=SimulatedWork(),
             events=events,
@@ -129,7 +129,7 @@ class _Swarm:
     async def _deliver(self, number: int, snapshot: RoundSnapshot | None) -> None:
         await trio.sleep(self._latency_s)
         for other in self._views[number]:  # links go both ways
-            self._companies[other].hear(self._networks[number].peer_id, snapshot)
+            self._candidates[other].hear(self._networks[number].peer_id, snapshot)
 
 
 async def _average_at_once(gossips: Sequence[Gossip], own: OwnVector, seen: Seen) -> None:

@@ -100,7 +100,7 @@ class SoakPeer:
         self._company = OneOther()
         self._gossip = gossip_of(
             Agreement(DIGEST, INNER_STEPS, DIGEST, "int8", 1, PARAMETERS),
-            company=self._company,
+            candidates=self._company,
             network=self._network,
             work=RealWork(),
             events=events,

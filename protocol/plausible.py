@@ -1,4 +1,4 @@
-"""Whether values of another peer can be those of an honest one, by what was seen of late.
+"""Whether values of another peer can be those of an honest one, by what was seen recently.
 
 Idea. What honest peers send differs from what we have by about as much today as it did in the last
 exchanges, whoever sent it. A vector that is far further away is a lie, a fault, or of another time,
@@ -30,9 +30,9 @@ Rules
   6. Replicas move apart with the steps that they train between two averages. After k times as many
      steps as usual, a pair's together, the bound is k times as wide (BOUND.largest at most). The
      clip moves k times as far only where our own steps are that many: of theirs we have their word
-     alone. Our own are those since the sender moved us, or two others did, whichever is less: so
-     one that is everybody's partner does not keep the others from coming back. What is much nearer
-     than usual (half as far) moves nobody.
+     alone. Our own steps are counted from the last time that this sender moved us, or that two
+     others did, whichever is later. So one peer that is everybody's partner does not shut the
+     others out. What is much nearer than usual (half as far) moves nobody.
 
 The numbers were chosen by what lies cost in learning (bench/hostile.py): distances of honest peers
 lie within a fifth of their middle, and what is let through is what a liar can use.
@@ -58,7 +58,7 @@ MANY: Final = 8
 
 
 class Factor(NamedTuple):
-    """A factor of the middle: by so many deviations of the scatter, within two bounds."""
+    """A factor of the middle: by a number of deviations of the scatter, within two bounds."""
 
     spreads: float
     least: float
@@ -106,7 +106,7 @@ class Plausibility:
         return len(self._seen) >= FIRST
 
     def trained(self, steps: int) -> None:
-        """We have made so many steps more (rule 6)."""
+        """We have made this many further steps (rule 6)."""
         self._steps += steps
 
     def bound(self, scale: float, steps: float = 0, least: float = 0.0) -> float:
@@ -128,7 +128,7 @@ class Plausibility:
         return middle_of([seen.peer_id for seen in self._seen], values)
 
     def _reach(self, steps: float) -> float:
-        """How many times as far as usual replicas may have moved in so many steps (rule 6)."""
+        """How many times as far as usual replicas may have moved in these steps (rule 6)."""
         return min(BOUND.largest, max(1.0, steps / max(1, self._usual_steps)))
 
     @property
@@ -163,7 +163,7 @@ class Plausibility:
         their_steps: int = 0,
         instead: bool = False,
         remember: bool = True,
-        whole: bool = False,
+        replaces_ours: bool = False,
     ) -> float | None:
         """How much a vector counts: 1 as any other, less if it is clipped; None for not at all.
 
@@ -176,7 +176,7 @@ class Plausibility:
             instead: whether it comes in the place of the one before.
             remember: whether it is an occasion like those to come; where peers draw together for
                 good, distances shrink and say nothing of what is usual.
-            whole: it takes the place of ours: it pulls as far as one that counts half.
+            replaces_ours: it takes the place of ours: it pulls as far as one that counts half.
         """
         own_steps = self._since(peer_id)
         self._moved_before = self._moved_at.get(peer_id, 0)
@@ -190,7 +190,7 @@ class Plausibility:
         usual = most = self._usual(least) if self.has_seen_enough else CLIP.largest * expected
         if self.has_seen_enough:
             most *= self._reach(own_steps)
-        if whole:
+        if replaces_ours:
             most = min(most, bound) / 2
         if instead and self._seen:
             self._seen.pop()
@@ -229,7 +229,7 @@ def middle_of(senders: Sequence[str], values: Sequence[float]) -> float:
 
 
 def keep_newest(kept: dict[str, int], peer_id: str, number: int) -> None:
-    """Keep it as the newest of those of so many peers as we may be linked with."""
+    """Keep the number of a peer, as the newest of as many peers as may be linked with us."""
     kept.pop(peer_id, None)
     kept[peer_id] = number
     if len(kept) > MAX_LINKS:

@@ -103,11 +103,11 @@ class Yielded(TrainerMessage, frozen=True):
     fragment: int
 
 
-class Into(StrEnum):
+class TrainerTime(StrEnum):
     """Uses of a trainer's time: one at each moment."""
 
     TRAIN = "train"
-    """Inner steps, and whatever is none of the others."""
+    """Inner steps, and whatever no other use names."""
     ENCODE = "encode"
     """Weights into codes for others."""
     MERGE = "merge"

@@ -16,9 +16,9 @@ import trio
 
 from peer.averaging.gossip.exchange_session import (
     Averaged,
+    AverageEnded,
     OwnVector,
     RoundOutcome,
-    Settled,
     Skipped,
 )
 from peer.averaging.gossip.gossip import Gossip
@@ -79,10 +79,12 @@ class _WatchedSteps(PairLane):
         """The largest distance that is let through."""
         return self._plausibility.bound(FARTHEST_AT_FIRST * own_rms)
 
-    async def _judged(self, settled: Settled, meeting: Meeting | None) -> tuple[Settled, float]:
-        judged, share = await super()._judged(settled, meeting)
+    async def _judged(
+        self, ended: AverageEnded, meeting: Meeting | None
+    ) -> tuple[AverageEnded, float]:
+        judged, share = await super()._judged(ended, meeting)
         if not self.defended:
-            judged, share = settled, 1.0
+            judged, share = ended, 1.0
         self.last_share = share if isinstance(judged.outcome, Averaged) else None
         return judged, share
 
@@ -214,7 +216,7 @@ class GossipSwarm:
             payload=view_of(codes),
         )
         peer.steps.last_share = None
-        await peer.steps.apply(Settled(own, outcome, 0.0, 0.0), None, 0.0, _untried)
+        await peer.steps.apply(AverageEnded(own, outcome, 0.0, 0.0), None, 0.0, _untried)
 
     def _note(self, own: int, partner: int | None) -> None:
         if self._is_liar(own):

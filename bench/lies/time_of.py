@@ -47,7 +47,7 @@ def time_of_defences(values: int = VALUES) -> Mapping[Way, DefenceTime]:
     phi_P = np.zeros(values, np.float32)
     outer = OuterState(phi_P, phi_P.copy(), codec, NolocoFactors(0.3, 0.7, 0.7))
     seconds_on_line = 8 * pieces.code_bytes / LINE_BITS_PER_S
-    in_pairs = _fastest(lambda: outer.apart(view_of(ours), view_of(theirs)))
+    in_pairs = _fastest(lambda: outer.distances(view_of(ours), view_of(theirs)))
     in_fragments = 2 * _fastest(lambda: root_mean_square(view_of(ours), codec, values))
     return {
         "pairs": DefenceTime(in_pairs, seconds_on_line),

@@ -31,7 +31,7 @@ class Averaging(Protocol):
     def senders(self) -> int:
         """Peers that send us their weights at the same time."""
 
-    def stands_after(self, round_: int) -> None:
+    def set_first_round(self, round_: int) -> None:
         """The vectors hold our first state, as it stood after this round; -1 before the first."""
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop: ...

@@ -158,7 +158,7 @@ class Draft:
         with trio.move_on_at(self.until_s):
             await self.line.send(Keep(str(self.path)))
 
-    def took(self, kept: Kept) -> None:
+    def on_kept(self, kept: Kept) -> None:
         """It has written something, or has not; perhaps for an earlier checkpoint."""
         if kept.path == str(self.path):
             self.kept = kept
@@ -288,17 +288,17 @@ class Checkpointing:
         kept, self._go_on = self._go_on, None
         return Load() if kept is None else Load(str(kept))
 
-    def began(self, line: TrainerLine) -> None:
+    def on_trainer_started(self, line: TrainerLine) -> None:
         self._line = line
 
-    def died(self) -> None:
+    def on_trainer_died(self) -> None:
         self._line = None
         if self._asked is not None:
             self._asked.ended.set()
 
-    def took(self, kept: Kept) -> None:
+    def on_kept(self, kept: Kept) -> None:
         if self._asked is not None:
-            self._asked.took(kept)
+            self._asked.on_kept(kept)
 
     async def between_rounds(self, way: Way) -> None:
         self._began_step = self._facts.nominal_step
@@ -382,7 +382,7 @@ class Checkpointing:
         line, wait_until_s = self._line, started_s + KEEP_S if until_s is None else until_s
         folder = await self._work.run(self._store.begin, averaging.slow_P.size)
         with trio.move_on_after(SETTLE_S) as waiting:
-            await way.wait_settled()
+            await way.wait_idle()
         round_ = averaging.round
         self._asks += 1
         path = self._store.trainers_draft(self._asks)

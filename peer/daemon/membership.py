@@ -75,7 +75,7 @@ class Membership:
                     self._ports.roster.record(record)
 
 
-class LinkedCompany:
+class LinkedCandidates:
     """The other peers of the group, for gossip, from the view and the links.
 
     Args:

@@ -50,7 +50,7 @@ from .checkpointing import Checkpointing, check_room
 from .entry import Entry
 from .experts import ExpertWatch, expert_watch
 from .kept_experts import KeptExperts
-from .membership import LinkedCompany, Membership
+from .membership import LinkedCandidates, Membership
 from .parts import PeerParts, PeerSettings
 from .provision import Supplies
 
@@ -296,7 +296,7 @@ class Training:
                 amended=self._amended,
                 held=self._held,
                 slow_P=slow_P,
-                company_of=partial(LinkedCompany, parts, self._held.view),
+                candidates_of=partial(LinkedCandidates, parts, self._held.view),
                 shares=self._shares,
                 observe_round=self._settings.observe_round,
                 checkpoints=self.checkpoints,
@@ -325,7 +325,7 @@ class Training:
                 measure=measure,
             )
         )
-        averaging.stands_after(first.round)
+        averaging.set_first_round(first.round)
         facts.round, facts.nominal_step = first.round + 1, float(first.step)
         facts.epoch, facts.position, facts.debt = first.epoch, first.position, first.debt
         facts.over = first.over

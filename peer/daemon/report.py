@@ -28,7 +28,7 @@ from protocol.membership.dial_back import Reach
 from protocol.membership.group import Group
 from protocol.membership.view import Member, View
 from protocol.run.layout import DATA_STAGE, part_of_stage, stage_of_part
-from protocol.schedule.progress import Watched, lasting
+from protocol.schedule.progress import Watched, progress_sentence
 from protocol.schedule.rounds import RunPace
 
 from .experts import ExpertPeers
@@ -304,7 +304,7 @@ class Console:
         facts, now, now_s = self.facts, self.report.recent(), trio.current_time()
         rests = facts.state in (PeerState.FINISHED, PeerState.PAUSED) or facts.doing == "training"
         doing, lasts_s = now.doing or facts.doing, now_s - facts.doing_since_s
-        is_shown = self.show("" if rests else lasting(doing, facts.progress, lasts_s))
+        is_shown = self.show("" if rests else progress_sentence(doing, facts.progress, lasts_s))
         match facts.state:
             case PeerState.TRAINING if facts.doing == "training":
                 self._say_progress(now, now_s)

@@ -32,7 +32,7 @@ from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import stage_of_part
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.progress import TaskProgress
-from protocol.trainer_messages import Into
+from protocol.trainer_messages import TrainerTime
 
 RECENT_ROUNDS: Final = 50
 """Rounds of which the share that was averaged is told."""
@@ -439,7 +439,9 @@ class Facts:
         default_factory=lambda: deque(maxlen=MAX_FRAGMENTS_FREE)
     )
     others_meetings: dict[str, dict[str, Meetings]] = field(default_factory=dict)
-    spent_s: dict[Into, float] = field(default_factory=lambda: dict.fromkeys(Into, 0.0))
+    spent_s: dict[TrainerTime, float] = field(
+        default_factory=lambda: dict.fromkeys(TrainerTime, 0.0)
+    )
     stalled_s: float = 0.0
     diverged: int = 0
     healed: int = 0
@@ -551,7 +553,7 @@ class Facts:
         self.losses.append(loss)
         self.lowest_loss = min(self.lowest_loss, loss)
 
-    def count_spent(self, seconds: Mapping[Into, float]) -> None:
+    def count_spent(self, seconds: Mapping[TrainerTime, float]) -> None:
         for into, more_s in seconds.items():
             self.spent_s[into] += more_s
 

@@ -18,7 +18,7 @@ from io import StringIO
 from typing import Any, Final, TextIO, cast
 
 from protocol.names import printable
-from protocol.schedule.progress import TaskProgress, Tell, Watched, lasting, nobody
+from protocol.schedule.progress import TaskProgress, Tell, Watched, nobody, progress_sentence
 
 DRAW_EVERY_S: Final = 1.0
 USUAL_COLUMNS: Final = 80
@@ -140,4 +140,4 @@ def keep_drawn(
     watched, began_s = Watched(), clock_s()
     while not wait(DRAW_EVERY_S):
         now_s, progress = clock_s(), told()
-        show(lasting(watched.words(doing, progress, now_s), progress, now_s - began_s))
+        show(progress_sentence(watched.words(doing, progress, now_s), progress, now_s - began_s))

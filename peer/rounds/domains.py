@@ -30,7 +30,7 @@ class HeldOutBlocks:
 
     @property
     def claims(self) -> int:
-        """Tokens that a claim is of."""
+        """The number of tokens that a claim is of."""
         sequences, length = self.tokens_BT.shape
         return int(sequences * (length - 1))
 
@@ -53,7 +53,7 @@ class ToldLogProbs:
 
 
 def told_by(stamp: str, step: int, log_probs: bytes) -> ToldLogProbs | None:
-    """The same from a trainer's answer; None where the weights have diverged."""
+    """Log-probabilities from a trainer's answer; None where the weights have diverged."""
     values = np.frombuffer(log_probs, "<f4")
     return ToldLogProbs(stamp, step, values) if np.isfinite(values).all() else None
 
@@ -81,7 +81,7 @@ class MeasuredDomains:
 
     @property
     def in_turn(self) -> Sequence[HeldOutBlocks]:
-        """Ours first."""
+        """The held-out blocks of all domains, ours first."""
         return sorted(self.held_out(), key=lambda each: (each.number != self.own, each.number))
 
     def next(self) -> HeldOutBlocks:

@@ -76,7 +76,7 @@ class RoundLoop:
         self._way.leave()
         await self._checkpoints.write_last(self._way, trainer_until_s)
         with trio.move_on_at(until_s):
-            await self._way.wait_settled()
+            await self._way.wait_idle()
 
     async def score(self, tokens: npt.NDArray[Any]) -> ToldLogProbs | None:
         """Score a text with the slow weights, which must lie still; None: no trainer can tell.
@@ -121,29 +121,29 @@ class RoundLoop:
             line = TrainerLine(trainer, nursery)
             if self._microbatches is not None:
                 self._microbatches.began(line)
-            self._way.began(line, ready)
-            self._checkpoints.began(line)
+            self._way.on_trainer_started(line, ready)
+            self._checkpoints.on_trainer_started(line)
             load = self._checkpoints.load()
             await trainer.send(
                 replace(load, step=facts.nominal_step, epoch=facts.epoch, position=facts.position)
             )
             if facts.round == 0:  # a founder's first weights
                 self._check_lost(line)
-            self._way.enter(self._lasting())
+            self._way.enter(self._pacemakers())
             self._line = line
             nursery.start_soon(self._open_next, line)
             try:
                 while not self.finished:
                     await self._take(line, await trainer.receive())
             except TrainerDied:
-                self._checkpoints.died()
+                self._checkpoints.on_trainer_died()
                 if not self.finished:
                     self._validation.forget()
-                    await self._way.died()
+                    await self._way.on_trainer_died()
                     raise
             finally:
                 self._line = None
-                self._validation.forget()  # who has a text scored holds the lock of the weights
+                self._validation.forget()  # whoever waits for a score holds the lock of the weights
 
     def _note_start(self, ready: messages.Ready) -> None:
         facts = self._facts
@@ -199,7 +199,7 @@ class RoundLoop:
             case messages.Evaluated():
                 self._validation.ended(event)
             case messages.Kept():
-                self._checkpoints.took(event)
+                self._checkpoints.on_kept(event)
             case messages.Failed():
                 raise self._death(event)
             case messages.PiecesMissing(pieces):
@@ -210,7 +210,7 @@ class RoundLoop:
                 if self._microbatches is not None:
                     await self._microbatches.took(event)
             case _:
-                await self._way.took(event)
+                await self._way.on_event(event)
 
     def _note_progress(self, line: TrainerLine, progress: messages.TrainerProgress) -> None:
         facts = self._facts
@@ -223,9 +223,9 @@ class RoundLoop:
         if progress.step_s > 0:
             speed = 1 / progress.step_s
             facts.steps_per_s += SPEED_SMOOTHING * (speed - facts.steps_per_s)
-        self._way.progressed()
+        self._way.on_progress()
         self._check_lost(line)
-        if not self._closes_early and self._way.closes_early(progress.steps, self._lasting()):
+        if not self._closes_early and self._way.closes_early(progress.steps, self._pacemakers()):
             self._closes_early = True
             line.nursery.start_soon(line.send, messages.CloseRound(facts.round))
 
@@ -263,14 +263,14 @@ class RoundLoop:
 
     # --- opening and closing rounds ---------------------------------------------------------------
     def _others(self) -> list[Member]:
-        """The others that train, but for those that say they are past the end."""
+        """The others that train, except those that say they are past the end."""
         training = self._view.members_training(trio.current_time())
         return [m for m in training if m.progress.step <= self._spec.longest_steps]
 
-    def _lasting(self) -> Sequence[Member]:
-        """Those of them by whose steps, rounds and speeds we go.
+    def _pacemakers(self) -> Sequence[Member]:
+        """The training peers that set our pace.
 
-        None once we join again: the checkpoint must say which weights it has, so we do not jump.
+        Nobody once we join again: the checkpoint must say which weights it has, so we do not jump.
         """
         if self._joins_again:
             return ()
@@ -284,7 +284,7 @@ class RoundLoop:
         """Join again when our weights are of another time than the swarm's, unless we leave."""
         if self._leaves:
             return
-        others, own_step = self._lasting(), self._facts.step
+        others, own_step = self._pacemakers(), self._facts.step
         steps = [m.progress.step for m in heeded(others, trio.current_time())]
         lost = is_lost(own_step, steps, self._inner_steps)
         if lost and can_be_joined(others) and not self._joins_again:
@@ -314,19 +314,19 @@ class RoundLoop:
             closed = replace(closed, step=self._microbatches.step_of(closed.step))
             self._facts.nominal_step = closed.step
         self._check_lost(line)  # before a jump to where the others are hides it
-        await self._way.closed(closed, self._lasting())
+        await self._way.on_round_closed(closed, self._pacemakers())
         await self._checkpoints.between_rounds(self._way)
         await self._open_next(line)
 
     async def _open_next(self, line: TrainerLine) -> None:
         plan = None
-        if not self._is_trained and await self.pause.rest(self._way.wait_settled):
+        if not self._is_trained and await self.pause.rest(self._way.wait_idle):
             self._check_lost(line)
             if self._joins_again:
                 return
-            self._way.enter(self._lasting())
+            self._way.enter(self._pacemakers())
         if not self._facts.over:
-            plan = self._way.next_round(self._lasting()) or await self._way.next_final_round()
+            plan = self._way.next_round(self._pacemakers()) or await self._way.next_final_round()
         if plan is None:
             await self._finish(line)
         else:
@@ -339,7 +339,7 @@ class RoundLoop:
 
     async def _open(self, line: TrainerLine, plan: RoundPlan) -> None:
         facts = self._facts
-        members = self._shares.now(self._others(), self._lasting())
+        members = self._shares.now(self._others(), self._pacemakers())
         self._quota = plan.quota
         facts.round, facts.nominal_step = plan.round, plan.start_step
         if len(members) >= self._most_members:
@@ -396,7 +396,7 @@ class RoundLoop:
 
 
 def _death_reason(why: str) -> str:
-    """One word for the metrics."""
+    """The reason in one word, for the metrics."""
     said = why.partition(":")[0]
     if said in ("out_of_memory", "non_finite", "error", "unusable"):
         return said

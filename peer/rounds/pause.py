@@ -62,7 +62,7 @@ class Pause:
         self._resumed.set()
 
     async def rest(self, settled: Callable[[], Awaitable[None]]) -> bool:
-        """Return when training may go on. Whether there was a pause.
+        """Wait until training may go on. Returns whether there was a pause.
 
         Args:
             settled: waits for averages under way.

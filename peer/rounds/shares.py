@@ -29,7 +29,7 @@ class DataFeed(Protocol):
         """A round begins at this position, with these shares of the data."""
 
     async def bring(self, pieces: Sequence[int]) -> None:
-        """Returns when all of these pieces are here."""
+        """Return when all of these pieces are here."""
 
 
 class DataShares:

@@ -23,7 +23,7 @@ from .way import TrainerLine
 MAX_VALIDATION_SHARE: Final = 0.1
 """Largest part of a peer's time that goes into validation; and as much into texts of others."""
 FIRST_VALIDATIONS: Final = 16
-"""So many may come so often: a short run has losses to show, too."""
+"""The first ones may come as often as asked: a short run has losses to show, too."""
 LATER_VALIDATION_SHARE: Final = 0.02
 """Largest part that goes into validation from then on."""
 
@@ -44,7 +44,7 @@ class Validation:
     """Asks the trainer for the loss of held-out blocks.
 
     Attributes:
-        answers: how often it has told the loss that the run goes by: that of our own domain.
+        answers: how often it has told the loss of our own domain, which the run uses.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class Validation:
         await self._ask(line, round_, own)
 
     async def begin_next(self, line: TrainerLine, round_: int) -> None:
-        """The same, on the domain whose turn it is."""
+        """Measure the domain whose turn it is."""
         domain = None if self._domains is None else self._domains.next()
         await self._ask(line, round_, domain)
 
     async def begin_all(self, line: TrainerLine, round_: int) -> None:
-        """The same, on each domain."""
+        """Measure every domain."""
         domains = (None,) if self._domains is None else self._domains.in_turn
         for domain in domains:
             await self._ask(line, round_, domain)
@@ -155,7 +155,7 @@ class Validation:
                 )
 
     def forget(self) -> None:
-        """Nobody is left to answer."""
+        """Give up what was asked: its trainer is gone."""
         for asked in self._asked:
             asked.over.set()
         self._asked.clear()

@@ -68,25 +68,25 @@ class Way(Protocol):
             JoinAgain: the others have ended the run without us.
         """
 
-    def began(self, line: TrainerLine, ready: Ready) -> None:
+    def on_trainer_started(self, line: TrainerLine, ready: Ready) -> None:
         """A trainer has started; it has nothing loaded."""
 
-    def progressed(self) -> None:
+    def on_progress(self) -> None:
         """The trainer tells how far it is: it has taken what it loaded."""
 
-    async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
+    async def on_round_closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
         """Have the work of a closed round averaged; returns when the next may begin."""
 
-    async def took(self, event: SyncEvent) -> None:
-        """An event of averaging."""
+    async def on_event(self, event: SyncEvent) -> None:
+        """Handle an event about a send or a merge."""
 
-    async def died(self) -> None:
+    async def on_trainer_died(self) -> None:
         """The trainer is gone: end what needs one."""
 
     def leave(self) -> None:
-        """Begin no exchange any more: this peer is going."""
+        """Begin no further exchange: this peer is going."""
 
-    async def wait_settled(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until no exchange is under way that is worth waiting for."""
 
 
@@ -98,25 +98,24 @@ class Checkpoints(Protocol):
     """
 
     def load(self) -> Load:
-        """For the first trainer; later ones have the slow weights alone."""
+        """What the first trainer loads; later ones have the slow weights alone."""
 
-    def began(self, line: TrainerLine) -> None:
-        """A trainer has started."""
+    def on_trainer_started(self, line: TrainerLine) -> None: ...
 
     async def between_rounds(self, way: Way) -> None:
-        """Write one, if it is time."""
+        """Write a checkpoint, if it is time."""
 
     async def write(self, way: Way) -> None:
-        """Write one now."""
+        """Write a checkpoint now."""
 
     async def write_last(self, way: Way, until_s: float) -> None:
-        """Write one in the midst of a round; the trainer's part is waited for until then."""
+        """Write a checkpoint during a round; the trainer's part is waited for until then."""
 
-    def took(self, kept: Kept) -> None:
-        """The trainer's part is written, or is not."""
+    def on_kept(self, kept: Kept) -> None:
+        """The trainer has written its part, or could not."""
 
-    def died(self) -> None:
-        """The trainer is gone."""
+    def on_trainer_died(self) -> None:
+        """Forget what the trainer had in hand."""
 
 
 class Microbatches(Protocol):
@@ -132,10 +131,10 @@ class Microbatches(Protocol):
         """Where a round was closed: a relay trains as long as data peers, never ahead of them."""
 
     async def wait_unneeded(self) -> None:
-        """After the last round: wait until nobody needs our trainer any more, or for long."""
+        """After the last round: wait until nobody needs our trainer any longer, or for long."""
 
 
-class Company(Protocol):
+class Candidates(Protocol):
     """The other peers, as the search for partners sees them."""
 
     def free(self) -> Sequence[tuple[PeerId, RoundSnapshot]]:
@@ -160,7 +159,7 @@ class AveragingParts:
 
     Attributes:
         slow_P: memory for the slow weights.
-        company_of: for a fragment; 0 where the whole model is one vector.
+        candidates_of: for a fragment; 0 where the whole model is one vector.
         convict: bans a peer that was proved to have lied; `proofs` of that are kept in the home.
         microbatches: None where the whole model is trained here.
         domains: None without experts.
@@ -170,7 +169,7 @@ class AveragingParts:
     amended: AmendedSpec
     held: HeldPart
     slow_P: Float32Vector
-    company_of: Callable[[int], Company]
+    candidates_of: Callable[[int], Candidates]
     shares: DataShares
     observe_round: Callable[[RoundTiming], None]
     checkpoints: Checkpoints

@@ -58,7 +58,7 @@ def _cuda_devices() -> str:
 
 
 def free_memory(device: torch.device, ranks: int = 1) -> int:
-    """For one of these ranks, which share that of a CPU."""
+    """Free memory for one of these ranks, which share that of a CPU."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return int(psutil.virtual_memory().available) // ranks

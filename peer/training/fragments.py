@@ -156,7 +156,7 @@ class FragmentValues(ABC):
 
 
 class FragmentDeltas(FragmentValues):
-    """In pairs: weights are sent, and merged by how the slow ones have moved."""
+    """Values in pairs: weights are sent, and merged by how the slow ones have moved."""
 
     def merge(self, fragment: int) -> None:
         """theta += phi' - decoded: take over how phi of a fragment has moved since its send."""

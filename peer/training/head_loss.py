@@ -39,7 +39,7 @@ def head_loss(
 def log_probs(
     out_NV: torch.Tensor, weight_VD: torch.Tensor | None, targets_N: torch.Tensor
 ) -> torch.Tensor:
-    """Log-probability of each target, fp32 [N]; 0 of what is none.
+    """Log-probability of each target, fp32 [N]; 0 where there is no target.
 
     Args:
         out_NV: logits; where there is a weight, hidden values [N, D].

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from peer.codec import get_codec
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.data_plan import DataPlan
-from protocol.trainer_messages import Into, Merge, Tried, Try
+from protocol.trainer_messages import Merge, TrainerTime, Tried, Try
 
 from . import messages
 from .corpus.blocks import Corpus, PieceCorpus
@@ -38,7 +38,7 @@ from .fragments import (
 from .model import FlatModel
 from .optimizer import FlatOptimizer
 from .ports import NonFinite
-from .round_machine import Action, RoundMachine, SettleStep, TrainStep, Wait
+from .round_machine import Action, ReadNumbers, RoundMachine, TrainStep, Wait
 from .shared import CodeRegions, map_vector
 from .step import Stepper, StepResult
 from .sync import Ledger, sync_of
@@ -128,16 +128,16 @@ class InnerLoop:
         """Obey and train until `Stop`. Raises NonFinite, WrongCommand, and torch's errors."""
         while not isinstance(action := self._next_action(), messages.Stop):
             match action:
-                case SettleStep():
-                    self._settle()
+                case ReadNumbers():
+                    self._read_numbers()
                 case messages.Evaluate():
-                    with self._ledger.on(Into.MEASURE):
+                    with self._ledger.on(TrainerTime.MEASURE):
                         self._evaluate(action)
                 case Try():
-                    with self._ledger.on(Into.MEASURE):
+                    with self._ledger.on(TrainerTime.MEASURE):
                         self._try(action)
                 case messages.Keep():
-                    with self._ledger.on(Into.KEEP):
+                    with self._ledger.on(TrainerTime.KEEP):
                         self._keep(action)
                 case _:
                     self._go_on(action)
@@ -159,7 +159,7 @@ class InnerLoop:
     def _go_on(self, action: TrainStep | Wait) -> None:
         """Obey if a command has come, else train."""
         if isinstance(action, Wait):
-            self._obey(self._awaited(Into.STALLED))
+            self._obey(self._awaited(TrainerTime.STALLED))
         elif (command := self._channel.next_command(wait=False)) is not None:
             self._obey(command)
         else:
@@ -176,13 +176,13 @@ class InnerLoop:
 
     def _wait_for(self, missing: tuple[int, ...]) -> None:
         """Say once what is not here, and obey the command that comes next."""
-        self._settle()
+        self._read_numbers()
         if missing != self._told_missing:
             self._channel.emit(messages.PiecesMissing(missing))
             self._told_missing = missing
-        self._obey(self._awaited(Into.DATA))
+        self._obey(self._awaited(TrainerTime.DATA))
 
-    def _awaited(self, into: Into) -> messages.TrainerCommand:
+    def _awaited(self, into: TrainerTime) -> messages.TrainerCommand:
         with self._ledger.on(into):
             command = self._channel.next_command(wait=True)
         assert command is not None
@@ -193,7 +193,7 @@ class InnerLoop:
             self._told_missing = ()
             return
         if isinstance(command, Merge):
-            self._settle()  # the time until the step is done is the step's, not the pause's
+            self._read_numbers()  # the time until the step is done is the step's, not the pause's
         self._round_machine.obey(command, self._clock_s())
         if isinstance(command, messages.Load):
             self._stepper.optimizer.reset()
@@ -271,11 +271,11 @@ class InnerLoop:
         blocks_BT = self._corpus.blocks(blocks)
         launched = step, self._stepper.step(blocks_BT, step.learning_rate)
         launched_s = self._clock_s()
-        self._settle()
+        self._read_numbers()
         self._launched = launched
         self._round_machine.stepped(step, self._clock_s(), launched_s - started_s)
 
-    def _settle(self) -> None:
+    def _read_numbers(self) -> None:
         """Look at the numbers of the launched step, if there is one. Raises NonFinite."""
         launched, self._launched = self._launched, None
         if launched is None:
@@ -285,7 +285,7 @@ class InnerLoop:
             loss, norm = result.settled()
         except NonFinite as error:
             raise NonFinite(f"round {step.round}, step {step.steps + 1}: {error}") from error
-        self._round_machine.settled(loss, norm, self._clock_s() - started_s)
+        self._round_machine.numbers_known(loss, norm, self._clock_s() - started_s)
 
 
 def inner_loop(

@@ -50,9 +50,9 @@ from protocol.run.run_spec import RunSpec, parse_bytes
 from protocol.trainer_messages import (
     FragmentMerged,
     FragmentSent,
-    Into,
     Merge,
     TrainerMessage,
+    TrainerTime,
     Tried,
     Try,
     Yield,
@@ -266,7 +266,7 @@ class Ready(TrainerMessage, frozen=True):
 
 
 PROGRESS_INTERVAL_S: Final = 0.2
-"""Shortest time between two `TrainerProgress` of a round, but for that at half the quota."""
+"""Shortest time between two `TrainerProgress` of a round, except the one at half the quota."""
 
 
 class TrainerProgress(TrainerMessage, frozen=True):
@@ -287,7 +287,7 @@ class TrainerProgress(TrainerMessage, frozen=True):
     gradient_norm: float
     step_s: float
     step: float
-    spent_s: dict[Into, float] = field(default_factory=dict)
+    spent_s: dict[TrainerTime, float] = field(default_factory=dict)
 
 
 class RoundClosed(TrainerMessage, frozen=True):
@@ -310,7 +310,7 @@ class RoundClosed(TrainerMessage, frozen=True):
     position: int
     seconds: float
     step: float
-    spent_s: dict[Into, float] = field(default_factory=dict)
+    spent_s: dict[TrainerTime, float] = field(default_factory=dict)
     processor_s: float = 0.0
 
 

@@ -7,7 +7,7 @@ simulated.py a toy in virtual time.
     driver                              machine
     obey(command)
     next_action()                       does what is due, and says what comes next:
-      SettleStep                        look at the numbers of the last step, then settled()
+      ReadNumbers                        look at the numbers of the last step, then numbers_known()
       Evaluate(round)                   measure the slow weights, then measured()
       Try(fragment, cycle, blocks)      measure a merge, then measured()
       Keep(path)                        write the fast weights to a file, then kept()
@@ -33,7 +33,7 @@ Rules:
        order; over the first own steps since `Load` it warms up (schedule.py).
     3. Nothing is trained while averaging holds it up. Commands are obeyed.
     4. The numbers of a step may become known when the next one has begun (a GPU computes while that
-       is prepared), but before anything is sent, closed or told: `SettleStep` asks for them. So a
+       is prepared), but before anything is sent, closed or told: `ReadNumbers` asks for them. So a
        number that is not finite ends the trainer before it is sent. (Nor is anything measured
        before, and the driver merges nothing, so that the rest of a step counts as its own time.)
     5. A command that makes no sense here is a bug of the daemon: `WrongCommand`, and the trainer
@@ -90,7 +90,7 @@ class RoundData:
         return self._next.blocks
 
     def after(self, steps: int) -> tuple[int, int]:
-        """Epoch and position after so many steps."""
+        """Epoch and position after these steps of the round."""
         if left := steps - self._taken_steps:
             taken = self._next if self._next is not None and left == 1 else self._take(left)
             self._epoch, self._position, self._taken_steps = taken.epoch, taken.position, steps
@@ -107,7 +107,7 @@ class RoundInProgress:
     """A round, and how far it is.
 
     Attributes:
-        unsettled: the numbers of the last step are not known.
+        awaits_numbers: the numbers of the last step are not known.
         is_asked_to_close: at once; but not without a step.
         learning_rate, gradient_norm: of the last step, and of the last whose numbers are known.
         untold_steps, untold_loss, untold_s: steps since `told_s` whose numbers are known, the sum
@@ -120,7 +120,7 @@ class RoundInProgress:
     started_s: float
     told_s: float
     steps: int = 0
-    unsettled: bool = False
+    awaits_numbers: bool = False
     is_progress_wanted: bool = False
     is_asked_to_close: bool = False
     loss_sum: float = 0.0
@@ -144,8 +144,8 @@ class RoundInProgress:
 
     def stepped(self, learning_rate: float, now_s: float, seconds: float) -> None:
         """Count a step that took so long; its numbers follow."""
-        assert not self.unsettled
-        self.unsettled = True
+        assert not self.awaits_numbers
+        self.awaits_numbers = True
         self.steps += 1
         self.learning_rate = learning_rate
         self.untold_s += seconds
@@ -153,10 +153,10 @@ class RoundInProgress:
         is_long_ago = now_s - self.told_s >= messages.PROGRESS_INTERVAL_S
         self.is_progress_wanted |= is_half or is_long_ago
 
-    def settled(self, loss: float, gradient_norm: float, seconds: float) -> None:
+    def numbers_known(self, loss: float, gradient_norm: float, seconds: float) -> None:
         """Take the numbers of the last step, which were waited for so long."""
-        assert self.unsettled
-        self.unsettled = False
+        assert self.awaits_numbers
+        self.awaits_numbers = False
         self.gradient_norm = gradient_norm
         self.loss_sum += loss
         self.untold_steps += 1
@@ -202,7 +202,7 @@ class TrainStep:
 
 
 @dataclass(frozen=True, slots=True)
-class SettleStep:
+class ReadNumbers:
     """Look at the numbers of the last step."""
 
 
@@ -211,7 +211,7 @@ class Wait:
     """There is nothing to do until a command comes."""
 
 
-Action = TrainStep | SettleStep | messages.Evaluate | Try | messages.Keep | Wait | messages.Stop
+Action = TrainStep | ReadNumbers | messages.Evaluate | Try | messages.Keep | Wait | messages.Stop
 
 
 @dataclass(slots=True)
@@ -308,13 +308,13 @@ class RoundMachine:
         if self._stopped:
             return messages.Stop()
         if self._asked:
-            unsettled = self._state.round is not None and self._state.round.unsettled
-            return SettleStep() if unsettled else self._asked[0]
+            awaits_numbers = self._state.round is not None and self._state.round.awaits_numbers
+            return ReadNumbers() if awaits_numbers else self._asked[0]
         while (current := self._state.round) is not None:
-            if current.unsettled and (
+            if current.awaits_numbers and (
                 current.is_progress_wanted or self._sync.is_send_due or self._closes(current)
             ):
-                return SettleStep()
+                return ReadNumbers()
             if current.is_progress_wanted:
                 self._events.append(current.progress(now_s))
             self._sync.advance()
@@ -355,9 +355,9 @@ class RoundMachine:
         self.own_steps += 1
         self._sync.stepped(current.order, current.steps, self._spec.tokens_per_step)
 
-    def settled(self, loss: float, gradient_norm: float, seconds: float) -> None:
+    def numbers_known(self, loss: float, gradient_norm: float, seconds: float) -> None:
         """Take the finite numbers of the last step, which were waited for so long."""
-        self._current.settled(loss, gradient_norm, seconds)
+        self._current.numbers_known(loss, gradient_norm, seconds)
 
     def measured(self, result: messages.Evaluated | Tried) -> None:
         self._asked.popleft()

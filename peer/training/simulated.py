@@ -63,7 +63,7 @@ class SimulatedSpeed:
     Attributes:
         step_s: mean duration of an inner step.
         scatter: standard deviation of that duration, as a share.
-        stretch_steps: so many steps in a row take equally long, so that rounds scatter, too.
+        stretch_steps: steps in a row that take equally long, so that rounds scatter, too.
         start_s: time from start to `Ready`.
         validation_s: for how long a validation holds up training.
         die_at_steps, non_finite_at_steps, out_of_memory_at_steps: counts of the machine's steps at
@@ -342,7 +342,7 @@ class SimulatedTrainer:
         theta -= gradient
         took_s = self._speed.duration_s(self._machine.steps - 1)
         self._round_machine.stepped(step, self._now_s, took_s)
-        self._round_machine.settled(loss, 0.0, 0.0)
+        self._round_machine.numbers_known(loss, 0.0, 0.0)
         self._follow()
 
     def _planned_failure(self) -> bool:

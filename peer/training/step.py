@@ -142,7 +142,7 @@ class Stepper:
     def _micro_batches(
         self, blocks_BT: npt.NDArray[np.int64]
     ) -> Iterator[tuple[torch.Tensor, int]]:
-        """Those with targets, and how many."""
+        """The micro-batches with targets, and how many those have."""
         for part_BT, tokens_bT in zip(self._parts(blocks_BT), self._split(blocks_BT), strict=True):
             if targets := num_targets(part_BT):
                 yield tokens_bT, targets
@@ -159,7 +159,7 @@ class Stepper:
 
 
 def num_targets(blocks_BT: npt.NDArray[np.int64]) -> int:
-    """Tokens that are predicted: all that follow one, but for those that are given."""
+    """Tokens that are predicted: all that follow one, except those that are given."""
     return int((blocks_BT[:, 1:] >= 0).sum())
 
 
@@ -182,7 +182,7 @@ def fewest_at_once(device: str, *, recomputes: bool) -> int:
 
 
 MEASURED_STEPS: Final = 5
-"""The median of so many: the first one or two, which warm up, are above it."""
+"""The median of this many is taken: the first one or two, which warm up, are above it."""
 
 
 def largest_power_of_two(batch_size: int) -> int:

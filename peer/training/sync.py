@@ -35,7 +35,7 @@ merged at once.
      no `Yielded`. While a `Merge` is held, `Yielded` follows `FragmentMerged`.
 
 Invariant of both: of a fragment at most one send is in flight; its region and its phi lie still
-from the send to the merge but for what the daemon writes to phi before it says `Merge`.
+from the send to the merge, except for what the daemon writes to phi before it says `Merge`.
 """
 
 import math
@@ -51,8 +51,8 @@ from protocol.trainer_messages import (
     ONE_CHUNK,
     FragmentMerged,
     FragmentSent,
-    Into,
     Merge,
+    TrainerTime,
     Try,
     Yield,
     Yielded,
@@ -69,17 +69,17 @@ from .schedule import total_steps_of
 class Ledger:
     """Time of a trainer by its use: each moment counts for one, so the parts add up.
 
-    What nobody names is training.
+    Time outside every `on` counts as training.
     """
 
     def __init__(self, clock_s: Callable[[], float]) -> None:
         self.clock_s = clock_s
-        self._into = Into.TRAIN
+        self._into = TrainerTime.TRAIN
         self._since_s = clock_s()
-        self._spent_s = dict.fromkeys(Into, 0.0)
+        self._spent_s = dict.fromkeys(TrainerTime, 0.0)
 
     @contextmanager
-    def on(self, into: Into) -> Iterator[None]:
+    def on(self, into: TrainerTime) -> Iterator[None]:
         """Count what passes inside for this, and for nothing around it."""
         before, self._into = self._turn(), into
         try:
@@ -88,13 +88,13 @@ class Ledger:
             self._turn()
             self._into = before
 
-    def taken(self) -> dict[Into, float]:
+    def taken(self) -> dict[TrainerTime, float]:
         """The time since the last call, by its use."""
         self._turn()
-        taken, self._spent_s = self._spent_s, dict.fromkeys(Into, 0.0)
+        taken, self._spent_s = self._spent_s, dict.fromkeys(TrainerTime, 0.0)
         return taken
 
-    def _turn(self) -> Into:
+    def _turn(self) -> TrainerTime:
         """Count until now. Returns for what."""
         now_s = self.clock_s()
         self._spent_s[self._into] += now_s - self._since_s
@@ -123,8 +123,8 @@ class _Standstill:
 
 
 @dataclass(slots=True)
-class _Lane:
-    """One fragment.
+class FragmentState:
+    """Where the sends and merges of one fragment are.
 
     Attributes:
         cycle: of its last send.
@@ -164,7 +164,7 @@ class Sync(ABC):
 
     def _reset(self) -> None:
         self._inner_steps = self._spec.sync.round_steps
-        self._lanes = [_Lane() for _ in self._values.fragments]
+        self._states = [FragmentState() for _ in self._values.fragments]
         self._steps = 0
         self._in_round = False
 
@@ -197,9 +197,9 @@ class Sync(ABC):
     def stepped(self, order: TrainRound, steps: int, tokens: int) -> None:
         """Count a step of `tokens` tokens: the round's `steps`-th."""
         self._steps += 1
-        for lane in self._lanes:
-            lane.steps += 1
-            lane.tokens += tokens
+        for state in self._states:
+            state.steps += 1
+            state.tokens += tokens
 
     @abstractmethod
     def advance(self) -> None: ...
@@ -208,28 +208,28 @@ class Sync(ABC):
     def close(self, order: TrainRound) -> None:
         """Send what goes with the end of a round. Raises NonFinite."""
 
-    def _lane(self, command: SyncCommand) -> _Lane:
-        if not 0 <= command.fragment < len(self._lanes):
-            raise WrongCommand(f"{command}: there are {len(self._lanes)} fragments")
-        lane = self._lanes[command.fragment]
+    def _state_of(self, command: SyncCommand) -> FragmentState:
+        if not 0 <= command.fragment < len(self._states):
+            raise WrongCommand(f"{command}: there are {len(self._states)} fragments")
+        state = self._states[command.fragment]
         cycle = None if isinstance(command, Yield) else command.cycle
-        if cycle is not None and (not lane.in_flight or lane.cycle != cycle or lane.merge):
-            raise WrongCommand(f"{command}, but its fragment is {lane}")
-        return lane
+        if cycle is not None and (not state.in_flight or state.cycle != cycle or state.merge):
+            raise WrongCommand(f"{command}, but its fragment is {state}")
+        return state
 
     def _passed(self, before: int, now: int) -> Iterator[tuple[int, int]]:
         """Fragments and cycles whose moments lie between two nominal steps."""
-        return sends_between(before, now, len(self._lanes), self._inner_steps)
+        return sends_between(before, now, len(self._states), self._inner_steps)
 
     def _send(self, fragment: int, cycle: int, step: float) -> None:
-        lane, started_s = self._lanes[fragment], self._clock_s()
-        with self._ledger.on(Into.ENCODE):
+        state, started_s = self._states[fragment], self._clock_s()
+        with self._ledger.on(TrainerTime.ENCODE):
             digest = self._values.send(fragment, cycle)
-        lane.sending_s = self._clock_s() - started_s
-        waited_s = lane.standstill.taken_s(started_s)
-        self._emit(FragmentSent(fragment, cycle, lane.steps, lane.tokens, digest, waited_s, step))
-        lane.cycle, lane.in_flight, lane.is_due = cycle, True, False
-        lane.steps = lane.tokens = 0
+        state.sending_s = self._clock_s() - started_s
+        waited_s = state.standstill.taken_s(started_s)
+        self._emit(FragmentSent(fragment, cycle, state.steps, state.tokens, digest, waited_s, step))
+        state.cycle, state.in_flight, state.is_due = cycle, True, False
+        state.steps = state.tokens = 0
 
 
 # --- in pairs -------------------------------------------------------------------------------------
@@ -252,57 +252,59 @@ class PairSync(Sync):
 
     @property
     def holds_close(self) -> bool:
-        return self._is_whole and self._lanes[0].in_flight
+        return self._is_whole and self._states[0].in_flight
 
     @property
     def is_send_due(self) -> bool:
-        return self._in_round and any(lane.is_due and not lane.in_flight for lane in self._lanes)
+        return self._in_round and any(
+            state.is_due and not state.in_flight for state in self._states
+        )
 
     def begin(self, order: TrainRound) -> None:
         self._step, self._in_round = order.start_step, True
-        for lane in self._lanes:
-            lane.is_due |= order.quota == 0 and not self._is_whole
+        for state in self._states:
+            state.is_due |= order.quota == 0 and not self._is_whole
 
     def stepped(self, order: TrainRound, steps: int, tokens: int) -> None:
         super().stepped(order, steps, tokens)
         before, self._step = self._step, order.start_step + order.stride * steps
         if self._is_whole:
             return
-        if _whole(self._step) >= total_steps_of(self._spec, order):
-            for lane in self._lanes:
-                lane.is_due = False
+        if _floor_step(self._step) >= total_steps_of(self._spec, order):
+            for state in self._states:
+                state.is_due = False
             return
-        for fragment, _ in self._passed(_whole(before), _whole(self._step)):
-            self._lanes[fragment].is_due = True
+        for fragment, _ in self._passed(_floor_step(before), _floor_step(self._step)):
+            self._states[fragment].is_due = True
 
     def advance(self) -> None:
-        for fragment, lane in enumerate(self._lanes):
-            if self._in_round and lane.is_due and not lane.in_flight:
-                self._send(fragment, lane.cycle + 1, self._step)
+        for fragment, state in enumerate(self._states):
+            if self._in_round and state.is_due and not state.in_flight:
+                self._send(fragment, state.cycle + 1, self._step)
 
     def close(self, order: TrainRound) -> None:
         if self._is_whole:
-            self._send(0, self._lanes[0].cycle + 1, self._step)
+            self._send(0, self._states[0].cycle + 1, self._step)
         self._in_round = False
 
     def obey(self, command: SyncCommand) -> None:
         """A `Try` is the driver's to measure: here it must fit."""
-        lane = self._lane(command)
+        state = self._state_of(command)
         if isinstance(command, Try):
             return
         if not isinstance(command, Merge) or command.cycle is None:
             raise WrongCommand(f"{command}, but this run averages in pairs")
-        if command != Merge(command.fragment, lane.cycle, ONE_CHUNK):
+        if command != Merge(command.fragment, state.cycle, ONE_CHUNK):
             raise WrongCommand(f"{command}: a fragment is one chunk, and always stepped")
         started_s = self._clock_s()
-        with self._ledger.on(Into.MERGE):
+        with self._ledger.on(TrainerTime.MERGE):
             self._values.merge(command.fragment)
-        lane.in_flight = False
-        waited_s = lane.sending_s + self._clock_s() - started_s
+        state.in_flight = False
+        waited_s = state.sending_s + self._clock_s() - started_s
         self._emit(FragmentMerged(command.fragment, command.cycle, waited_s))
 
 
-def _whole(step: float) -> int:
+def _floor_step(step: float) -> int:
     return math.floor(step + EPSILON)
 
 
@@ -352,20 +354,20 @@ class FragmentSync(Sync):
         self._note_standstill()
 
     def advance(self) -> None:
-        for fragment, lane in enumerate(self._lanes):
-            if lane.merge is not None:
+        for fragment, state in enumerate(self._states):
+            if state.merge is not None:
                 has_moment = any(fragment == due for due, _ in self._due)
-                if self._steps >= lane.merge_at_step or has_moment or self._flushes:
-                    self._land(lane, lane.merge)
+                if self._steps >= state.merge_at_step or has_moment or self._flushes:
+                    self._land(state, state.merge)
         late = []
         for fragment, cycle in self._due:
-            lane = self._lanes[fragment]
-            if lane.in_flight or lane.yielded:
+            state = self._states[fragment]
+            if state.in_flight or state.yielded:
                 late.append((fragment, cycle))
                 continue
-            of_round = offset(fragment, len(self._lanes), self._inner_steps)
+            of_round = offset(fragment, len(self._states), self._inner_steps)
             self._send(fragment, cycle, float(cycle * self._inner_steps + of_round))
-            lane.merge_at_step = self._steps + self._overlap_steps
+            state.merge_at_step = self._steps + self._overlap_steps
         self._due = late
         self._note_standstill()
 
@@ -373,35 +375,35 @@ class FragmentSync(Sync):
         self._due += self._passed(self._nominal, nominal)
         self._nominal = nominal
 
-    def _land(self, lane: _Lane, merge: Merge) -> None:
-        with self._ledger.on(Into.MERGE):
+    def _land(self, state: FragmentState, merge: Merge) -> None:
+        with self._ledger.on(TrainerTime.MERGE):
             self._values.merge(merge.fragment, merge.stepped, merge.moved)
-        lane.in_flight, lane.merge = False, None
-        waited_s = lane.standstill.taken_s(self._clock_s())
-        self._emit(FragmentMerged(merge.fragment, lane.cycle, waited_s))
-        if lane.yield_asked:
-            self._hold(merge.fragment, lane)
+        state.in_flight, state.merge = False, None
+        waited_s = state.standstill.taken_s(self._clock_s())
+        self._emit(FragmentMerged(merge.fragment, state.cycle, waited_s))
+        if state.yield_asked:
+            self._hold(merge.fragment, state)
 
-    def _hold(self, fragment: int, lane: _Lane) -> None:
+    def _hold(self, fragment: int, state: FragmentState) -> None:
         self._values.hold(fragment)
-        lane.yielded, lane.yield_asked = True, False
+        state.yielded, state.yield_asked = True, False
         self._emit(Yielded(fragment))
 
     def _blocking(self) -> Iterator[int]:
         """Fragments that training waits for."""
         yield from (fragment for fragment, _ in self._due)
-        for fragment, lane in enumerate(self._lanes if self._waits else ()):
-            if lane.in_flight and lane.merge is None and self._steps >= lane.merge_at_step:
+        for fragment, state in enumerate(self._states if self._waits else ()):
+            if state.in_flight and state.merge is None and self._steps >= state.merge_at_step:
                 yield fragment
 
     def _note_standstill(self) -> None:
         now_s = self._clock_s()
         blocking = set(self._blocking()) if self._in_round else set()
-        for fragment, lane in enumerate(self._lanes):
-            lane.standstill.note(now_s, stands=fragment in blocking)
+        for fragment, state in enumerate(self._states):
+            state.standstill.note(now_s, stands=fragment in blocking)
 
     def obey(self, command: SyncCommand) -> None:
-        lane = self._lane(command)
+        state = self._state_of(command)
         match command:
             case Merge(fragment, cycle, stepped, moved, redone):
                 known = range(len(self._values.fragments[fragment].chunks))
@@ -409,20 +411,20 @@ class FragmentSync(Sync):
                 if len(set(named)) != len(named) or not set(known).issuperset(named):
                     raise WrongCommand(f"{command}: chunks named twice, or not of {list(known)}")
                 if cycle is not None:
-                    lane.merge = command
-                elif lane.yielded:
-                    with self._ledger.on(Into.MERGE):
+                    state.merge = command
+                elif state.yielded:
+                    with self._ledger.on(TrainerTime.MERGE):
                         self._values.merge(fragment, stepped, moved, redone)
-                    lane.yielded = False
+                    state.yielded = False
                 else:
                     raise WrongCommand(f"{command}, but nothing was yielded")
             case Yield():
-                if lane.yielded or lane.yield_asked:
+                if state.yielded or state.yield_asked:
                     raise WrongCommand(f"{command}, but that is yielded already")
-                if not lane.in_flight:
-                    self._hold(command.fragment, lane)
-                elif lane.merge is not None:
-                    lane.yield_asked = True
+                if not state.in_flight:
+                    self._hold(command.fragment, state)
+                elif state.merge is not None:
+                    state.yield_asked = True
             case Try():
                 raise WrongCommand(f"{command}, but all average in this run")
 

@@ -78,7 +78,7 @@ class TensorFile:
     """A file that `write_tensors` wrote, for reading."""
 
     def __init__(self, path: Path, on_tile: Callable[[], None] = lambda: None) -> None:
-        """Raises FileUnusable when it is none."""
+        """Raises FileUnusable when it is not such a file."""
         self._path = path
         self._on_tile = on_tile
         try:

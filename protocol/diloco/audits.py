@@ -221,7 +221,7 @@ def contradict(one: Result, other: Result) -> bool:
 
 
 def read_proof(data: bytes) -> Evidence | Contradiction:
-    """Raises RemoteProtocolError: it is none."""
+    """Decode a proof. Raises RemoteProtocolError: it is not one."""
     match _unpacked(data, _Proof):
         case [bytes(one), bytes(other)]:
             return Contradiction(_result(one), _result(other))
@@ -238,7 +238,7 @@ def _result(header: bytes) -> Result:
 
 
 def _unpacked(data: bytes, kind: Any) -> Any:
-    """A list of a stranger's. Raises RemoteProtocolError."""
+    """Decode a list from a stranger. Raises RemoteProtocolError."""
     if len(data) > MAX_EVIDENCE_BYTES:
         raise RemoteProtocolError("not an opening, and no evidence")
     try:
@@ -253,7 +253,7 @@ Key = tuple[int, int, str]
 
 
 class Audits:
-    """The audits of one peer, and the owners that it believes no more."""
+    """The audits of one peer, and the owners that it no longer believes."""
 
     def __init__(self, context: Context, seed: bytes) -> None:
         self._context = context

@@ -11,18 +11,18 @@ Rules
      has learnt more. Between equals the next result decides, whose owner has seen how many stand on
      which (collecting.py): a peer that is not on its base heals, if more than one peer stands
      there, or if there its digest is lower than ours. (The majority's bytes never move for one peer
-     whose memory was spoilt; two peers that differ have no majority, and the digest breaks the
+     whose memory was corrupted; two peers that differ have no majority, and the digest breaks the
      tie.)
   2. Of two results for one chunk and cycle, on the same base, the larger weight wins, then the
-     lower digest of the codes. A result beats none.
+     lower digest of the codes. Any result is better than no result.
   3. The state before the last step is kept until the fragment is sent again. Until then a winning
      result replaces the one that was applied (redo).
   4. A result on a base that is not ours: if that base is right (rule 1), we are the ones that
      differ, and take the chunk from a peer that has it (heal); else it is for others to heal.
   5. A cycle is never stepped twice, and none before the last: what comes for an older cycle is
      over.
-  6. A step whose result is believed no more is undone while the state before is kept (rule 3). The
-     cycle is over then, without a step.
+  6. A step whose result is no longer believed is undone while the state before is kept (rule 3).
+     The cycle is over then, without a step.
   7. No honest state has more than one step for each cycle until then, and in each step more weight
      than that of all contributors that there can be.
 

@@ -7,7 +7,7 @@ Rules
   1. A peer that let a deadline pass is not waited for again before it has contributed: a peer that
      stalls costs the others one deadline, however long it stalls. When what was missed comes later,
      the deadline learns how long it would have had to be: so it follows links that become slower.
-     Until it has learnt, it goes by how long the others took where somebody was waited for in vain.
+     Until it has learnt, it uses how long the others took where somebody was waited for in vain.
      The time of a later cycle does not run before we have come to its round, or more than half of
      those that are expected have contributed: a peer that is ahead cannot close it for the others.
   2. A contribution is refused that comes twice, or for a cycle that is over, or for one that is
@@ -133,7 +133,7 @@ class Collection:
 
 
 class Owner:
-    """All collections of one peer; `over` are those of which the core is yet to tell (rule 4)."""
+    """The collections of one peer; `over` are those of which the core is yet to tell (rule 4)."""
 
     def __init__(self, context: Context) -> None:
         self.over: deque[Key] = deque()
@@ -151,7 +151,7 @@ class Owner:
         due_s = min((each.deadline_s for each in self._open.values()), default=math.inf)
         return None if due_s == math.inf else due_s
 
-    def look(self) -> None:
+    def advance(self) -> None:
         for key, collecting in list(self._open.items()):
             self._start_clock(key)
             for peer_id in collecting.awaited - self._peers.expected(*key):

@@ -33,16 +33,16 @@ from protocol.wire.fragment_messages import (
 
 Parts = Mapping[int, memoryview]
 """Codes by chunk."""
-Told = Contribution | Result | NoResult | FragmentSettled | Doubt
+Unasked = Contribution | Result | NoResult | FragmentSettled | Doubt
 """What peers send without being asked, about one fragment."""
-Question = GetStamps | GetResult | GetChunkState
-Answer = Stamps | Result | ChunkStateReply
+FragmentQuestion = GetStamps | GetResult | GetChunkState
+FragmentAnswer = Stamps | Result | ChunkStateReply
 NO_CODES: Final = memoryview(b"")
 
 
 # --- what the core is told ------------------------------------------------------------------------
 class HoldOutcome(Enum):
-    """The answer to the wish to write a fragment that is not in flight."""
+    """The trainer's answer to `Yield`, for a fragment that is not in flight."""
 
     YIELDED = "yielded"
     """The trainer does not read it until it is told what has changed."""
@@ -61,7 +61,7 @@ class GroupSeen:
         present: peers that hold an outer copy, we too: they train, or have finished.
         rounds: of the others that train.
         is_over: whether the run has ended here.
-        known: peers that hold an outer copy or did so of late.
+        known: peers that hold an outer copy or did so recently.
         relayed: those, perhaps we, that others reach through relays alone.
         lives: of the others, the incarnation of each that we know.
     """
@@ -141,7 +141,7 @@ class ChunkFetched:
 
 @dataclass(frozen=True, slots=True)
 class CyclePassed:
-    """A peer is through with this cycle: what it owned has come, or never will."""
+    """A peer has finished this cycle: what it owned has come, or never will."""
 
     peer_id: str
     cycle: int
@@ -149,7 +149,7 @@ class CyclePassed:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """Results of this owner are believed no more: what can be undone of them is."""
+    """Results of this owner are no longer believed: what can be undone of them is undone."""
 
     owner: str
 
@@ -178,7 +178,7 @@ class Contribute:
 
 @dataclass(frozen=True, slots=True)
 class ForgetOthers:
-    """Only these peers are there still: let go what waits for any other."""
+    """Drop what waits to be sent to any but these peers, who are still there."""
 
     present: AbstractSet[str]
 
@@ -192,7 +192,7 @@ class Ask:
     """
 
     peer_id: str
-    question: Question
+    question: FragmentQuestion
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,16 @@ average (collecting.py), and `Peers`, what is known of the others. They know not
 what concerns more than one of them is told here.
 
 Rules
-  1. A machine that is through with a cycle tells all peers where that has led it, and compares with
+  1. A machine that has finished a cycle tells all peers where that has led it, and compares with
      those that have said the same of themselves. A peer that ended elsewhere is asked (healing.py).
-  2. A peer that is new is told what we are through with, before we contribute: it would wait for
-     our part of it. A peer whose contribution came too late is told too, and gets what was made
+  2. A peer that is new is told what we have finished, before we contribute: it would wait for our
+     part of it. A peer whose contribution came too late is told too, and gets what was made
      without it.
   3. When our part of a cycle is over our own machine learns of it, and the others if nothing came
      of it: nobody must wait for what will never be.
-  4. What a contribution stands on shows whether its sender has a better state than we. Others are
-     asked before that is believed; results are believed of their owners alone (owners.py).
-  5. Nothing is kept of a peer that is gone, once a fragment has settled without it.
+  4. The stamps of a contribution show whether its sender has a better state than we have. Other
+     peers are asked before we act on that. A result is accepted from its owner only (owners.py).
+  5. Nothing is kept of a peer that is gone, once a fragment has ended a cycle without it.
   6. Results are audited as they come from their owners; what turns out to be a lie, or cannot be
      shown, is taken back (audits.py).
 
@@ -46,15 +46,17 @@ from .audits import Audits
 from .chunk_ledger import ChunkLedger, can_be
 from .collecting import Owner
 from .commands import (
-    Answer,
     Averages,
     CyclePassed,
+    FragmentAnswer,
     FragmentCommand,
+    FragmentQuestion,
     GroupSeen,
+    HoldOutcome,
     Parts,
-    Question,
     ResultArrived,
-    Told,
+    Sent,
+    Unasked,
     Withdrawn,
 )
 from .cycle_machine import CycleMachine
@@ -77,10 +79,6 @@ class FragmentCore:
         stamps: of all chunks of each fragment, at the start.
         seed: 32 bytes that no other peer knows.
         do: has a command carried out.
-
-    Attributes:
-        machines: of the fragments. Each is told by itself what concerns it alone: what the trainer
-            has sent (`put`), and the ends of `Yield` and of writes.
     """
 
     def __init__(
@@ -99,7 +97,7 @@ class FragmentCore:
         self._owner = Owner(self._context)
         self._audits = Audits(self._context, seed)
         self._beliefs = Beliefs(plan, self._peers, [len(of_chunks) for of_chunks in stamps])
-        self.machines = [
+        self._machines = [
             CycleMachine(fragment, of_chunks, self._context)
             for fragment, of_chunks in enumerate(stamps)
         ]
@@ -110,14 +108,14 @@ class FragmentCore:
     @property
     def next_deadline_s(self) -> float | None:
         """When a `tick` is due; None while nothing waits."""
-        due = (self._owner.next_deadline_s, *(each.next_deadline_s for each in self.machines))
+        due = (self._owner.next_deadline_s, *(each.next_deadline_s for each in self._machines))
         return min((at_s for at_s in due if at_s is not None), default=None)
 
     def ledger(self, fragment: int) -> ChunkLedger:
-        return self.machines[fragment].ledger
+        return self._machines[fragment].ledger
 
     def result_of(self, fragment: int, cycle: int, chunk: int) -> tuple[Result, memoryview] | None:
-        return self.machines[fragment].writes.result_of(cycle, chunk)
+        return self._machines[fragment].writes.result_of(cycle, chunk)
 
     def is_convicted(self, owner: str) -> bool:
         return self._audits.is_convicted(owner)
@@ -132,15 +130,32 @@ class FragmentCore:
 
     def tick(self) -> None:
         """Time has passed, or something else that several parts look at has changed."""
-        self._look_at_collections()
-        for machine in self.machines:
-            machine.look()
+        self._advance_collections()
+        for machine in self._machines:
+            machine.advance()
+
+    # --- from the trainer, and of the outer copy --------------------------------------------------
+    def sent(self, sent: Sent) -> None:
+        self._machines[sent.fragment].put(sent)
+
+    def trainer_held(self, fragment: int, held: HoldOutcome) -> None:
+        """The end of `Yield`."""
+        self._machines[fragment].trainer_held(held)
+
+    def verified(self, fragment: int, corrupted: Mapping[int, Stamp]) -> None:
+        """The end of `Verify`: chunks whose memory was corrupted, with their present stamps."""
+        self._introduce()  # before we contribute
+        self._machines[fragment].verified(corrupted)
+
+    def written(self, fragment: int, stamps: Mapping[int, Stamp]) -> None:
+        """The end of any other write: the chunks that it has written, with their stamps."""
+        self._machines[fragment].written(stamps)
 
     # --- from other peers -------------------------------------------------------------------------
-    def received(self, sender: str, message: Told, codes: Parts) -> None:
+    def received(self, sender: str, message: Unasked, codes: Parts) -> None:
         """A message came, checked; or a contribution of our own."""
         self._peers.note_heard(sender)
-        machine = self.machines[message.fragment]
+        machine = self._machines[message.fragment]
         match message:
             case Contribution():
                 self._contributed(sender, message, codes)
@@ -153,18 +168,18 @@ class FragmentCore:
             case FragmentSettled(fragment=fragment, cycle=cycle, digest=digest):
                 self._peers.note_settled(fragment, sender, cycle, digest)
                 machine.put(CyclePassed(sender, cycle))
-                self._look_at_collections()
+                self._advance_collections()
                 machine.healing.compare(sender)
 
     def _contributed(self, sender: str, message: Contribution, codes: Parts) -> None:
         if not all(can_be(stamp, message.cycle) for stamp in message.stamps):
             self.counts.refused[RefusalReason.IMPLAUSIBLE] += 1
             return
-        machine = self.machines[message.fragment]
+        machine = self._machines[message.fragment]
         for theirs in message.stamps:  # is the sender where we are, or ahead? (rule 4)
             behind = machine.ledger.cycle(theirs.chunk) < message.cycle
             if behind and theirs.is_ahead_of(machine.ledger.stamp(theirs.chunk)):
-                machine.healing.wish(theirs.chunk, sender)
+                machine.healing.request(theirs.chunk, sender)
         refusal = self._owner.contributed(sender, message, codes)
         self._end_parts()
         if refusal is not None and sender == self._peers.own_id:
@@ -178,7 +193,7 @@ class FragmentCore:
                 machine.tell_settled(sender)
 
     def _result_came(self, sender: str, result: Result, codes: Parts) -> None:
-        machine = self.machines[result.fragment]
+        machine = self._machines[result.fragment]
         self._audits.noted(result)
         of_its_life = self._peers.is_of_its_life(result, sender)
         of_our_time = of_its_life and self._beliefs.is_of_our_time(result.cycle)
@@ -192,20 +207,20 @@ class FragmentCore:
         self._withdraw()
 
     def _is_believed(self, part: ResultArrived) -> bool:
-        """A doubt is counted."""
+        """Whether its owner may have made this result; a refusal is counted."""
         if doubt := self._beliefs.doubt(part.result, part.of_chunk):
             self.counts.refused[doubt] += 1
         return doubt is None
 
     def answered(
-        self, peer_id: str, question: Question, answer: Answer | None, codes: Parts
+        self, peer_id: str, question: FragmentQuestion, answer: FragmentAnswer | None, codes: Parts
     ) -> None:
         """A peer answers an `Ask`; None if it says nothing, or when nothing more is asked.
 
         Args:
             codes: of the result, or the values of the chunk, by chunk.
         """
-        machine = self.machines[question.fragment]
+        machine = self._machines[question.fragment]
         if not isinstance(question, GetResult):
             machine.put(*machine.healing.answered(peer_id, question, answer, codes))
             return
@@ -231,10 +246,10 @@ class FragmentCore:
         self._withdraw()
 
     def _withdraw(self) -> None:
-        """Undo what is believed no more (rule 6)."""
+        """Undo what is no longer believed (rule 6)."""
         while self._peers.withdrawn:
             item = Withdrawn(self._peers.withdrawn.pop(0))
-            for machine in self.machines:
+            for machine in self._machines:
                 machine.put(item)
 
     # --- our own part -----------------------------------------------------------------------------
@@ -247,12 +262,12 @@ class FragmentCore:
             self._published[fragment] = cycle
             for peer_id in sorted(self._peers.others):
                 self._context.tell(peer_id, made.result, made.codes)
-            self.machines[fragment].put(*parts_of(made.result, made.parts, self._peers.own_id))
+            self._machines[fragment].put(*parts_of(made.result, made.parts, self._peers.own_id))
         self._owner.averaged(fragment, cycle)
         self._end_parts()
 
-    def _look_at_collections(self) -> None:
-        self._owner.look()
+    def _advance_collections(self) -> None:
+        self._owner.advance()
         self._end_parts()
 
     def _end_parts(self) -> None:
@@ -261,15 +276,10 @@ class FragmentCore:
 
     def _part_over(self, fragment: int, cycle: int) -> None:
         """Let nobody wait for what we own and have no result for (rule 3)."""
-        self.machines[fragment].put(CyclePassed(self._peers.own_id, cycle))
+        self._machines[fragment].put(CyclePassed(self._peers.own_id, cycle))
         if self._published.get(fragment) != cycle:
             for peer_id in sorted(self._peers.others):
                 self._context.tell(peer_id, NoResult(self._plan.group, fragment, cycle))
-
-    def verified(self, fragment: int, spoilt: Mapping[int, Stamp]) -> None:
-        """The end of `Verify`: chunks whose memory was spoilt, with their present stamps."""
-        self._introduce()  # before we contribute
-        self.machines[fragment].verified(spoilt)
 
     # --- beginning --------------------------------------------------------------------------------
     def adopt(self, fragment: int, states: Iterable[tuple[int, Stamp]]) -> None:
@@ -280,17 +290,17 @@ class FragmentCore:
                 ledger.healed(stamp.chunk, cycle, stamp)
 
     def begin(self, last_sent: Sequence[int]) -> None:
-        """We begin; of each fragment, the last cycle that went without us, -1 for none."""
-        for machine, cycle in zip(self.machines, last_sent, strict=True):
+        """Begin; `last_sent` is, for each fragment, the last cycle that went without us, or -1."""
+        for machine, cycle in zip(self._machines, last_sent, strict=True):
             if cycle >= 0:
                 machine.note_settled(cycle)
         self._introduce()
 
     def _introduce(self) -> None:
-        """Tell newcomers what we are through with (rule 2)."""
+        """Tell newcomers what we have finished (rule 2)."""
         others = self._peers.others
         for peer_id in sorted(others - self._acquainted):
-            for machine in self.machines:
+            for machine in self._machines:
                 machine.tell_settled(peer_id)
             self._audits.tell(peer_id)
         self._acquainted = others

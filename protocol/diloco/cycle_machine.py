@@ -10,8 +10,8 @@ hold still first. Nothing is written but at its command, one write after another
     at rest --Sent--> Verify, verified --contributions--> away --Merge--> at rest
     at rest --a result, a chunk--> Yield --trainer_held--> LateWrite --Merge--> at rest
 
-A flight ends when every chunk has its result or an owner that will bring nothing more, for it says
-so or is gone; when its patience ends; or when the trainer sends again (it is a new trainer).
+A send ends when each chunk has a result, or an owner that cannot bring one (it said so, or left);
+at its deadline; or when a new trainer sends the fragment again.
 
 The trainer is told about each chunk that has changed (its fast weights are theta, the outer copy
 was phi when it sent and is phi' now):
@@ -24,20 +24,20 @@ A chunk that was moved keeps all that was trained on it since the last send, and
 the next: a peer that was left out loses nothing. A chunk without a result is left alone, which is
 the same.
 
-The patience follows how long results took before, within twice the bounds of what an owner collects
-(collecting.py): results come after that. One whose flights are all let down by an owner goes by how
-long the others took. After the run's last step all fragments are sent at once and share the line,
-so each is given as many times longer.
+The deadline follows how long earlier results took, within twice the bounds of an owner's collection
+(collecting.py), since results come after it. If some owner failed in every send, it follows the
+other owners' times. After the run's last step all fragments are sent at once and share the line, so
+each is given as many times longer.
 
-Before each contribution the fragment's memory is checked: what was sent as the way from memory that
-was spoilt must not reach the others.
+Before each contribution the fragment's memory is checked: a difference from corrupted memory must
+not reach other peers.
 
 What has come and cannot be used yet is kept, bounded; the rest is lost. Results for
 sends to come are kept for MAX_EARLY_CYCLES cycles. A joiner does not know which its first send will
 be; then the newest are kept. What could not be written because the trainer had just sent the
 fragment waits for that send.
 
-Fragments that the trainer has sent together leave in that order, for their checks are made one
+Fragments that the trainer has sent together leave in that order, because their checks are made one
 after another. An owner averages a fragment as soon as it has the contributions of all to it; so all
 peers should contribute to the same one first.
 """
@@ -54,7 +54,7 @@ from protocol.trainer_messages import Yield
 from protocol.wire.fragment_messages import DIGEST_BYTES, FragmentSettled, Stamp
 
 from .chunk_ledger import ChunkLedger, ResultVerdict
-from .chunk_writes import ChunkWrites, Occasion
+from .chunk_writes import ChunkWrites, TrainerUpdate
 from .collecting import MAX_COLLECT_S, MIN_COLLECT_S
 from .commands import (
     ChunkFetched,
@@ -98,14 +98,14 @@ def digest_of_stamps(stamps: Iterable[Stamp]) -> bytes:
 
 
 @dataclass(slots=True)
-class Flight:
+class SendInProgress:
     """A send, until it is merged.
 
     Attributes:
         owners: of the fragment's chunks; none before it leaves: its memory is checked.
         answered: chunks for which a result has come, whether it could be applied or not.
         came_s: when the last of another owner came.
-        occasion: its time is our patience.
+        update: its time is the deadline.
     """
 
     sent: Sent
@@ -113,7 +113,7 @@ class Flight:
     owners: tuple[str, ...] = ()
     answered: set[int] = field(default_factory=set)
     came_s: float | None = None
-    occasion: Occasion = field(default_factory=Occasion)
+    update: TrainerUpdate = field(default_factory=TrainerUpdate)
 
     @property
     def is_away(self) -> bool:
@@ -131,7 +131,7 @@ class LateWrite:
 
     item: ResultArrived | ChunkFetched | Withdrawn
     held: HoldOutcome | None = None
-    occasion: Occasion = field(default_factory=Occasion)
+    update: TrainerUpdate = field(default_factory=TrainerUpdate)
 
 
 class CycleMachine:
@@ -145,7 +145,7 @@ class CycleMachine:
         self._context = context
         self._peers = context.peers
         self._chunks = range(len(self.ledger.stamps))
-        self._state: Flight | LateWrite | None = None
+        self._state: SendInProgress | LateWrite | None = None
         self._cycle = -1
         self._inbox: deque[Item] = deque()
         self._early: dict[int, list[ResultArrived]] = defaultdict(list)
@@ -157,22 +157,22 @@ class CycleMachine:
     @property
     def next_deadline_s(self) -> float | None:
         match self._state:
-            case Flight(is_away=True, occasion=occasion) if not self.writes.is_busy:
-                return occasion.until_s
+            case SendInProgress(is_away=True, update=update) if not self.writes.is_busy:
+                return update.until_s
         return None
 
     # --- what is told -----------------------------------------------------------------------------
     def put(self, *items: Item) -> None:
         for item in items:
             _keep(self._inbox, item, MAX_WAITING)
-        self.look()
+        self.advance()
 
-    def verified(self, spoilt: Mapping[int, Stamp]) -> None:
-        """Contribute; what stands on a spoilt chunk is behind all others, and left out."""
-        assert isinstance(self._state, Flight)
-        self.writes.verified(spoilt)
+    def verified(self, corrupted: Mapping[int, Stamp]) -> None:
+        """Contribute; what stands on a corrupted chunk is behind all others, and left out."""
+        assert isinstance(self._state, SendInProgress)
+        self.writes.verified(corrupted)
         self._contribute(self._state)
-        self.look()
+        self.advance()
 
     def trainer_held(self, held: HoldOutcome) -> None:
         """Write what is to be written, unless the fragment is on its way again."""
@@ -184,61 +184,61 @@ class CycleMachine:
                 _keep(self._for_send, late.item, MAX_WAITING)
         else:
             late.held = held
-            self._write(late.item, late.occasion)
-        self.look()
+            self._write(late.item, late.update)
+        self.advance()
 
     def written(self, stamps: Mapping[int, Stamp]) -> None:
         self.writes.written(stamps)
-        self.look()
+        self.advance()
 
     # --- one after another ------------------------------------------------------------------------
-    def look(self) -> None:
+    def advance(self) -> None:
         while not self.writes.is_busy:
             match self._state:
                 case _ if self.writes.has_more:
                     self.writes.write_on_top()
                 case LateWrite(held=HoldOutcome()) as late:
                     self._end_late_write(late)
-                case Flight(is_away=True) as flight if self._is_over(flight):
-                    self._end_flight(flight)
-                case Flight(is_away=True) as flight if self._inbox:
-                    self._take_in_flight(flight, self._inbox.popleft())
+                case SendInProgress(is_away=True) as send if self._is_over(send):
+                    self._end_send(send)
+                case SendInProgress(is_away=True) as send if self._inbox:
+                    self._take_in_flight(send, self._inbox.popleft())
                 case None if self._inbox:
                     self._take_at_rest(self._inbox.popleft())
                 case _:
                     return
 
-    def _write(self, item: ResultArrived | ChunkFetched | Withdrawn, occasion: Occasion) -> None:
+    def _write(self, item: ResultArrived | ChunkFetched | Withdrawn, update: TrainerUpdate) -> None:
         if isinstance(item, ChunkFetched):
-            self.writes.write_chunk(item, occasion)
+            self.writes.write_chunk(item, update)
         elif isinstance(item, Withdrawn):
-            self.writes.undo(item, occasion)
+            self.writes.undo(item, update)
         else:
-            self.writes.write_results([item], occasion)
+            self.writes.write_results([item], update)
 
     def _note_passed(self, passed: CyclePassed) -> None:
         self._passed[passed.peer_id] = max(passed.cycle, self._passed.get(passed.peer_id, -1))
 
     # --- in flight --------------------------------------------------------------------------------
-    def _contribute(self, flight: Flight) -> None:
+    def _contribute(self, send: SendInProgress) -> None:
         """Have the codes sent to the owners; while we are healing, nothing but a word."""
-        sent, plan = flight.sent, self._context.plan
+        sent, plan = send.sent, self._context.plan
         members = self._peers.possible_owners(sent.cycle)
         key, is_fetching = plan.owners_key(self._fragment, sent.cycle), self.healing.is_fetching
-        flight.owners = owners_of_chunks(key, len(self._chunks), members)
+        send.owners = owners_of_chunks(key, len(self._chunks), members)
         for owner in members:
-            chunks = [chunk for chunk in self._chunks if flight.owners[chunk] == owner]
+            chunks = [chunk for chunk in self._chunks if send.owners[chunk] == owner]
             if chunks:
                 stamps = (self.ledger.stamp(chunk) for chunk in chunks if not is_fetching)
                 self._context.do(Contribute(owner, sent, tuple(stamps)))
         self.writes.sent()
         patience_s = self._patience.bound_s(self._context.others_s)
         patience_s *= plan.sends_at_once(sent.cycle)
-        flight.occasion.until_s = self._context.now_s + patience_s
+        send.update.until_s = self._context.now_s + patience_s
         self._inbox.extendleft(reversed(self._due(sent.cycle)))
 
     def _due(self, cycle: int) -> list[ResultArrived | ChunkFetched]:
-        """Let go what came for this send, or an earlier one, before we were there."""
+        """Take out what came for this send, or an earlier one, before we were there."""
         for_send, self._for_send = self._for_send, []
         cycles = sorted(early for early in self._early if early <= cycle)
         return [*for_send, *(item for early in cycles for item in self._early.pop(early))]
@@ -246,33 +246,33 @@ class CycleMachine:
     def _missing(self, cycle: int) -> set[int]:
         return {chunk for chunk in self._chunks if self.ledger.cycle(chunk) < cycle}
 
-    def _owing(self, flight: Flight) -> set[str]:
+    def _owing(self, send: SendInProgress) -> set[str]:
         """Owners that have brought nothing yet, and may still."""
-        cycle = flight.sent.cycle
-        owners = {flight.owners[chunk] for chunk in self._missing(cycle) - flight.answered}
+        cycle = send.sent.cycle
+        owners = {send.owners[chunk] for chunk in self._missing(cycle) - send.answered}
         return {owner for owner in owners if self._passed.get(owner, -1) < cycle}
 
-    def _is_over(self, flight: Flight) -> bool:
-        if self._context.now_s >= flight.occasion.until_s:
+    def _is_over(self, send: SendInProgress) -> bool:
+        if self._context.now_s >= send.update.until_s:
             return True
         if self._inbox:
             return isinstance(self._inbox[0], Sent)
-        # Who is there, and is not through, may still bring something.
-        return self._owing(flight).isdisjoint(self._peers.seen.present)
+        # A present owner that has not finished the cycle may still send a result.
+        return self._owing(send).isdisjoint(self._peers.seen.present)
 
-    def _take_in_flight(self, flight: Flight, item: Item) -> None:
+    def _take_in_flight(self, send: SendInProgress, item: Item) -> None:
         if isinstance(item, CyclePassed):
             self._note_passed(item)
         elif isinstance(item, ChunkFetched | Withdrawn):
-            self._write(item, flight.occasion)
+            self._write(item, send.update)
         elif isinstance(item, ResultArrived):
             batch = self._batch(item)
             # Perhaps we cannot apply one before we have healed; that may take longer.
-            of_this = [each for each in batch if each.cycle == flight.sent.cycle]
-            flight.answered |= {each.chunk for each in of_this}
+            of_this = [each for each in batch if each.cycle == send.sent.cycle]
+            send.answered |= {each.chunk for each in of_this}
             if any(each.result.owner != self._peers.own_id for each in of_this):
-                flight.came_s = self._context.now_s
-            self.writes.write_results(batch, flight.occasion)
+                send.came_s = self._context.now_s
+            self.writes.write_results(batch, send.update)
 
     def _batch(self, first: ResultArrived) -> list[ResultArrived]:
         """A result and all behind it of other chunks, to be written at one go."""
@@ -285,30 +285,30 @@ class CycleMachine:
             self._inbox.popleft()
         return list(batch.values())
 
-    def _end_flight(self, flight: Flight) -> None:
-        now_s, cycle, occasion = self._context.now_s, flight.sent.cycle, flight.occasion
+    def _end_send(self, send: SendInProgress) -> None:
+        now_s, cycle, update = self._context.now_s, send.sent.cycle, send.update
         missing = self._missing(cycle)
         if not missing:
-            self._patience.observe(now_s - flight.began_s)
-        in_vain = self._owing(flight)
-        if now_s < occasion.until_s:
+            self._patience.observe(now_s - send.began_s)
+        in_vain = self._owing(send)
+        if now_s < update.until_s:
             in_vain -= self._peers.seen.present  # they may still bring it; who is stuck, hardly
-        elif flight.came_s is not None:
-            self._context.others_s = flight.came_s - flight.began_s
+        elif send.came_s is not None:
+            self._context.others_s = send.came_s - send.began_s
         self._peers.note_brought_nothing(in_vain)
-        self._missed_since_s = flight.began_s if in_vain else None
+        self._missed_since_s = send.began_s if in_vain else None
         self._state = None
-        self._context.do(occasion.merge(self._fragment, cycle))
+        self._context.do(update.merge(self._fragment, cycle))
         digest = self._settle(cycle)
         self._context.do(
             SendEnded(
                 self._fragment,
                 cycle,
-                occasion.contributors,
+                update.contributors,
                 len(missing),
-                len(occasion.moved),
+                len(update.moved),
                 digest.hex(),
-                now_s - flight.began_s,
+                now_s - send.began_s,
             )
         )
 
@@ -318,7 +318,7 @@ class CycleMachine:
             case Sent():
                 self._cycle = item.cycle
                 self._peers.note_sent(self._fragment, item.cycle)
-                self._state = Flight(item, self._context.now_s)
+                self._state = SendInProgress(item, self._context.now_s)
                 self._context.do(Verify(self._fragment, tuple(self.ledger.cycles)))
             case CyclePassed():
                 self._note_passed(item)
@@ -350,14 +350,14 @@ class CycleMachine:
     def _end_late_write(self, late: LateWrite) -> None:
         self._state = None
         if late.held is HoldOutcome.YIELDED:
-            self._context.do(late.occasion.merge(self._fragment, None))
-        if late.occasion.has_written and self.settled is not None:
+            self._context.do(late.update.merge(self._fragment, None))
+        if late.update.has_written and self.settled is not None:
             self._settle(self.settled[0])
 
     # --- where we are -----------------------------------------------------------------------------
     @property
     def settled(self) -> tuple[int, bytes] | None:
-        """Cycle and digest of the last flight that is over; a joiner has no part in its first."""
+        """Cycle and digest of the last send that is over; a joiner has no part in its first."""
         return self._peers.settled(self._fragment, self._peers.own_id)
 
     def note_settled(self, cycle: int) -> bytes:
@@ -366,7 +366,7 @@ class CycleMachine:
         return digest
 
     def _settle(self, cycle: int) -> bytes:
-        """Tell all where we are, and look who is elsewhere; let go what is about the absent."""
+        """Tell all where we are, see who is elsewhere; forget the absent."""
         digest = self.note_settled(cycle)
         self._peers.forget_absent()
         self.forget_absent()

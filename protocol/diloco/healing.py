@@ -10,14 +10,14 @@ Of two states with equal histories the next result decides (chunk_ledger.py, rul
 is over there is none, and the lower digest wins.
 
 No chunk is taken on the word of one peer. A peer that says, or shows, that it has a better state
-makes a *wish*; then all the others are asked which states they are in, and the chunk is fetched
-from a peer in the state that wins (votes, below). Should it come in another state, for all have
+makes a *request*; then all the others are asked which states they are in, and the chunk is fetched
+from a peer in the state that wins (votes, below). Should it come in another state, because all have
 stepped meanwhile, all are asked once more, and it is taken if they say the same by now. With one
 other peer there is nobody to ask.
 
 At most one question about a chunk, and one about the states of a peer's chunks, is under way.
 
-    - --wish--> all are asked --voted for--> fetched --as voted--> taken
+    - --request--> all are asked --voted for--> fetched --as voted--> taken
                      ^                          |
                      +------ in another state, for the first time
 
@@ -49,7 +49,7 @@ from protocol.wire.fragment_messages import (
 )
 
 from .chunk_ledger import ChunkLedger, ResultVerdict, can_be
-from .commands import Answer, Ask, ChunkFetched, Parts, Question, ResultArrived
+from .commands import Ask, ChunkFetched, FragmentAnswer, FragmentQuestion, Parts, ResultArrived
 from .peers import BEGUN_FROM, Context
 
 
@@ -103,7 +103,7 @@ def _place(stamp: Stamp) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _ChunkRequest:
     """A chunk that others may have better than we.
 
     Attributes:
@@ -128,26 +128,26 @@ class Healing:
         self._context = context
         self._peers = context.peers
         self._group = context.plan.group
-        self._wishes: dict[int, _Wish] = {}
+        self._requests: dict[int, _ChunkRequest] = {}
         self._asking: set[str] = set()
         self._said: dict[str, Mapping[int, Stamp]] = {}
 
     @property
     def is_fetching(self) -> bool:
-        return any(wish.since_s is not None for wish in self._wishes.values())
+        return any(request.since_s is not None for request in self._requests.values())
 
     # --- asking -----------------------------------------------------------------------------------
-    def wish(self, chunk: int, peer_id: str, doubted: ChunkFetched | None = None) -> None:
+    def request(self, chunk: int, peer_id: str, doubted: ChunkFetched | None = None) -> None:
         """A peer may have a better state of a chunk: fetch it, once others say the same."""
-        if chunk in self._wishes or self._ledger.is_undone(chunk):
+        if chunk in self._requests or self._ledger.is_undone(chunk):
             return  # those who stepped have still to undo it
         others = self._peers.others
         if not others and not peer_id:  # all have gone: there is nobody to ask
             return
         if others <= {peer_id}:
-            self._fetch(chunk, _Wish(peer_id), peer_id, None)
+            self._fetch(chunk, _ChunkRequest(peer_id), peer_id, None)
             return
-        self._wishes[chunk] = _Wish(peer_id, doubted=doubted)
+        self._requests[chunk] = _ChunkRequest(peer_id, doubted=doubted)
         for other in sorted(others - self._asking):
             self._said.pop(other, None)
             self._ask_stamps(other)
@@ -156,21 +156,24 @@ class Healing:
         self._asking.add(peer_id)
         self._context.do(Ask(peer_id, GetStamps(self._group, self._fragment)))
 
-    def _fetch(self, chunk: int, wish: _Wish, peer_id: str, to_take: Stamp | None) -> None:
-        self._wishes[chunk] = _Wish(wish.of, self._context.now_s, to_take, wish.doubted)
+    def _fetch(
+        self, chunk: int, request: _ChunkRequest, peer_id: str, to_take: Stamp | None
+    ) -> None:
+        now_s = self._context.now_s
+        self._requests[chunk] = _ChunkRequest(request.of, now_s, to_take, request.doubted)
         self._context.counts.diverged += 1
         self._context.do(Ask(peer_id, GetChunkState(self._group, self._fragment, chunk)))
 
     def _count_votes(self) -> list[ChunkFetched]:
-        """Fetch what is wished for and voted for; let go what cannot be any more.
+        """Fetch what is requested and voted for; drop what can no longer be.
 
-        Returned are chunks that are here, and that most say the same of by now.
+        Returns chunks that are here, and that most say the same of by now.
         """
         confirmed = []
         others, settled = self._peers.others, self._peers.all_settled(self._fragment)
         begun = self._peers.seen.round >= BEGUN_FROM
-        for chunk, wish in list(self._wishes.items()):
-            if wish.since_s is not None:
+        for chunk, request in list(self._requests.items()):
+            if request.since_s is not None:
                 continue
             said = {
                 peer_id: stamps[chunk]
@@ -179,15 +182,16 @@ class Healing:
             }
             ours = self._ledger.stamp(chunk)
             to_take = state_to_take(ours, said, len(others), settled=settled, begun=begun)
-            if to_take is not None and wish.doubted is not None and wish.doubted.stamp == to_take:
-                del self._wishes[chunk]
-                confirmed.append(wish.doubted)
+            doubted = request.doubted
+            if to_take is not None and doubted is not None and doubted.stamp == to_take:
+                del self._requests[chunk]
+                confirmed.append(doubted)
             elif to_take is not None:
                 there = sorted(peer_id for peer_id, stamp in said.items() if stamp == to_take)
-                source = wish.of if wish.of in there else there[0]
-                self._fetch(chunk, wish, source, to_take)
+                source = request.of if request.of in there else there[0]
+                self._fetch(chunk, request, source, to_take)
             elif not self._asking:
-                del self._wishes[chunk]
+                del self._requests[chunk]
         return confirmed
 
     def compare(self, peer_id: str) -> None:
@@ -201,9 +205,9 @@ class Healing:
 
     # --- answers ----------------------------------------------------------------------------------
     def answered(
-        self, peer_id: str, question: Question, answer: Answer | None, codes: Parts
+        self, peer_id: str, question: FragmentQuestion, answer: FragmentAnswer | None, codes: Parts
     ) -> list[ChunkFetched]:
-        """A peer answers, or (None) says nothing more. Returned are chunks that are to be taken."""
+        """A peer answers, or (None) says nothing more. Returns the chunks that are to be taken."""
         confirmed: list[ChunkFetched] = []
         match question, answer:
             case _, Stamps():
@@ -217,7 +221,7 @@ class Healing:
                     ChunkFetched(self._fragment, cycle, stamp, codes[stamp.chunk])
                 )
             case GetChunkState(chunk=chunk), _:  # the stamps of the next cycle show it again
-                self._wishes.pop(chunk, None)
+                self._requests.pop(chunk, None)
         self._context.counts.healed += len(confirmed)
         return confirmed
 
@@ -234,7 +238,7 @@ class Healing:
                 asked = GetResult(self._group, self._fragment, max(cycle, 0), chunk)
                 self._context.do(Ask(peer_id, asked))
             else:  # one result does not lead there
-                self.wish(chunk, peer_id)
+                self.request(chunk, peer_id)
 
     def applicable(
         self, peer_id: str, asked: GetResult, result: Result, codes: Parts
@@ -255,19 +259,19 @@ class Healing:
             return
         of_lower_digest = self._peers.seen.is_over and theirs.digest < ours.digest
         if theirs.is_ahead_of(ours) or of_lower_digest:
-            self.wish(chunk, peer_id)
+            self.request(chunk, peer_id)
 
     def _chunk_came(self, came: ChunkFetched) -> list[ChunkFetched]:
         """Take a chunk; what is in another state than wanted is asked about again."""
-        wish = self._wishes.pop(came.chunk)
-        assert wish.since_s is not None
-        self._context.counts.healed_s += self._context.now_s - wish.since_s
+        request = self._requests.pop(came.chunk)
+        assert request.since_s is not None
+        self._context.counts.healed_s += self._context.now_s - request.since_s
         if not can_be(came.stamp, came.cycle):
             return []
-        if wish.to_take in (None, came.stamp):
+        if request.to_take in (None, came.stamp):
             return [came]
-        if wish.doubted is None:
-            self.wish(came.chunk, "", came)
+        if request.doubted is None:
+            self.request(came.chunk, "", came)
         return []
 
     def forget_absent(self) -> None:

@@ -18,7 +18,7 @@ Rules of beliefs
   4. Its owner owns the chunk by our view, by one of the last few, or by one that differs from them
      in one member: honest views differ by a peer that has just come or gone. A chunk that we refuse
      and the others took is healed afterwards (healing.py).
-  5. Its contributors are peers that we know: linked now, or of late. Each counts as much as any
+  5. Its contributors are peers that we know: linked now, or recently. Each counts as much as any
      other (the message allows no other weight), so the largest weight is that of all whom we know.
   6. It is of a cycle near our own round; for any other we have no view to judge by.
 """
@@ -39,7 +39,7 @@ from .chunk_ledger import can_be
 from .peers import LATE_ROUNDS, Peers, SendPlan
 
 MAX_UNSEEN: Final = 16
-"""So many peers are tried that others may see although we do not."""
+"""Peers that others may see although we do not: at most this many are tried."""
 
 
 def owners_of_chunks(key: str, num_chunks: int, members: Sequence[str]) -> tuple[str, ...]:

@@ -2,11 +2,11 @@
 
 Rules
   1. Peers contribute to a cycle that is within LATE_ROUNDS of their round and of ours. A peer that
-     says it is through with a cycle is not expected to it.
-  2. Owners are chosen among those that are expected, but for owners that brought nothing until our
+     says it has finished a cycle is not expected to it.
+  2. Owners are chosen among those that are expected, except owners that brought nothing until our
      patience ended, or until they were stuck. One of these is chosen again when anything but a
      question comes from it. Peers that depend on relays are chosen only where there are no others.
-  3. Whatever is remembered of a peer goes with it, but that it has lied.
+  3. Whatever is remembered of a peer goes with it, except that it has lied.
 """
 
 import math
@@ -54,12 +54,12 @@ LATE_ROUNDS: Final = 3
 
 
 class Peers:
-    """The peers as far as they are known, and the owners that are believed no more.
+    """The peers as far as they are known, and the owners that are no longer believed.
 
     Attributes:
         late: those that let the deadline of a collection of ours pass, and have not contributed
             since (collecting.py, rule 1).
-        withdrawn: owners of which something is believed no more, until it is undone.
+        withdrawn: owners of which something is no longer believed, until it is undone.
     """
 
     def __init__(self, own_id: str, num_fragments: int) -> None:
@@ -90,13 +90,13 @@ class Peers:
         return {self.own_id, *(peer_id for peer_id in rounds if rounds[peer_id] in near)}
 
     def expected(self, fragment: int, cycle: int) -> set[str]:
-        """The same, but for those that say they are through with it."""
-        through = {
+        """The contributors of a cycle that have not finished it."""
+        finished = {
             peer_id
             for (of, peer_id), (at, _) in self._settled.items()
             if of == fragment and at >= cycle
         }
-        return self.contributors(cycle) - through
+        return self.contributors(cycle) - finished
 
     def possible_owners(self, cycle: int) -> list[str]:
         """The peers among which owners are chosen (rule 2)."""
@@ -104,7 +104,7 @@ class Peers:
         return sorted(able - self.seen.relayed or able)
 
     def reached(self, fragment: int, without: str) -> int:
-        """The newest cycle of a fragment that anybody has come to, but for one peer."""
+        """The newest cycle of a fragment that anybody but one peer has come to."""
         heard = (
             cycle
             for (of, peer_id), (cycle, _) in self._settled.items()
@@ -113,11 +113,11 @@ class Peers:
         return max([self.seen.round, self._own_cycles[fragment], *heard])
 
     def settled(self, fragment: int, peer_id: str) -> tuple[int, bytes] | None:
-        """The last cycle that a peer, perhaps we, is through with, and its digest."""
+        """The last cycle that a peer, perhaps we, has finished, and its digest."""
         return self._settled.get((fragment, peer_id))
 
     def all_settled(self, fragment: int) -> bool:
-        """Whether all who are present are through with the same cycle as we."""
+        """Whether all who are present have finished the same cycle as we."""
         told = [self._settled.get((fragment, peer_id)) for peer_id in self.seen.present]
         return None not in told and len({each[0] for each in told if each is not None}) == 1
 
@@ -127,7 +127,7 @@ class Peers:
         return result.owner not in self._untrue and key not in self._unopened
 
     def is_of_its_life(self, result: Result, sender: str) -> bool:
-        """Whether a result that its owner sends names the life of it that we know."""
+        """Whether a result that comes from its own owner names the owner's current incarnation."""
         known = self.seen.lives.get(result.owner)
         return sender != result.owner or known in (None, result.incarnation)
 
@@ -135,7 +135,7 @@ class Peers:
         self._own_cycles[fragment] = cycle
 
     def note_settled(self, fragment: int, peer_id: str, cycle: int, digest: bytes) -> None:
-        """A peer, perhaps we, is through with a cycle; the digest is of where that led it."""
+        """A peer, perhaps we, has finished a cycle; the digest is of where that led it."""
         self._settled[fragment, peer_id] = (cycle, digest)
 
     def note_heard(self, peer_id: str) -> None:

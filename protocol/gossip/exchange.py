@@ -156,13 +156,13 @@ Marks = npt.NDArray[np.bool_]
 
 
 class Asking:
-    """The reader's side."""
+    """The blocks that a reader asks for."""
 
     def __init__(self, blocks: int) -> None:
         self._asked: Marks = np.zeros(blocks, np.bool_)
 
     def next(self, bad: Marks | None = None) -> Marks | None:
-        """The blocks to ask for; None for no more. `bad` is None when the digest alone is wrong."""
+        """The blocks to ask for, or None. `bad` is None when the digest alone is wrong."""
         wanted = ~self._asked if bad is None else bad
         if not wanted.any():
             return None
@@ -171,7 +171,7 @@ class Asking:
 
 
 class Answering:
-    """The sender's side."""
+    """The blocks that a sender sends again."""
 
     def __init__(self, blocks: int) -> None:
         self._blocks = blocks

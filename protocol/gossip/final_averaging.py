@@ -18,7 +18,7 @@ The rules
      Where peers choose the length of their rounds it waits for as long as an exchange may last.
   2. A meeting is held only between peers with the same roster (its digest is in the proposal). The
      peer with the lower place asks.
-  3. A meeting that fails is left out, and counted; the plan goes on, for the others rely on it.
+  3. A meeting that fails is left out, and counted; the plan goes on, because the others rely on it.
   4. For each meeting that is left out because the two rosters differ, a peer meets a random one
      when its plan is over, as in training: then the mean is reached nearly, not exactly.
   5. A peer that is over takes the result from one other alone, whoever the ids make that. The mean

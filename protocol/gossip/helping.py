@@ -36,7 +36,7 @@ MOST_BLOCKS: Final = 16
 
 
 def trial_blocks(steps: int, batch_size: int, context_length: int, fragments: int) -> int:
-    """Blocks on which an average is tried after so many steps, one of so many a round (rule 4)."""
+    """Blocks to try an average on, after these steps, one of `fragments` a round (rule 4)."""
     affordable = TRIAL_SHARE * BLOCKS_OF_ONE_TRAINED * steps * batch_size / fragments
     blocks = min(MOST_BLOCKS, int(affordable))
     return blocks if blocks * context_length >= LEAST_TOKENS else 0
@@ -48,7 +48,7 @@ class Helpfulness:
         self._refused: dict[str, int] = {}
 
     def takes(self, peer_id: str, gain: float) -> bool:
-        """Whether to take an average that lowers our loss by so much."""
+        """Whether to take an average that lowers our loss by `gain`."""
         gain = gain if math.isfinite(gain) else -math.inf
         helps = gain >= self._needed
         self._gains.append((peer_id, gain))
@@ -58,7 +58,7 @@ class Helpfulness:
 
     @property
     def _needed(self) -> float:
-        """Rules 1 and 2."""
+        """The least gain of an average that is taken (rules 1 and 2)."""
         senders, gains = [peer for peer, _ in self._gains], [gain for _, gain in self._gains]
         if len(set(senders)) < LEAST_VOICES:
             return -math.inf

@@ -9,7 +9,7 @@ greedy matching of a random order of all pairs: partners are random, and nearly 
 With views that differ it is still a matching, because a pair exists only when both have agreed.
 
 The rules
-  1. Peers average when the nominal steps of their snapshots are at most MAX_APART_ROUNDS rounds
+  1. Peers average when the nominal steps of their snapshots are at most MAX_DISTANCE_ROUNDS rounds
      apart, and when both snapshots belong to the training, or both to the final averaging.
   2. A peer that is not free refuses as `busy`, at once: nobody closes a round early for another.
   3. While our own proposal is pending, proposals of others are held; when ours is refused, the best
@@ -23,10 +23,10 @@ The rules
      `met`; we ask it ourselves when that time is over.
   6. A peer that could not be reached, or gave no answer, is not asked again for RESTS.first_s,
      and twice as long after each further time, at most RESTS.most_s. What it proposes itself is
-     welcome, unless its vector was implausible, or it was our partner of late more often than a
+     welcome, unless its vector was implausible, or it was our partner recently more often than a
      few times its share.
   7. The search ends at its deadline, and at once when nobody is or may become free.
-  8. A yes may cross a withdrawal: a peer that said yes to one that waits no more looks on.
+  8. A yes may cross a withdrawal: a peer that said yes to one that no longer waits looks on.
 
 Invariants: at most one `Paired` per round that is not taken back by rule 8; every proposal received
 is answered, withdrawn or held (at most MAX_HELD_PROPOSALS); every search ends in exactly one
@@ -37,7 +37,7 @@ Pure: time comes in with each event, `next_deadline_s` says when the next `tick`
 Source: docs/decisions/0016-gossip-without-a-clock.md, which compares it with other rules. The
 paper's permutation (NoLoCo, arXiv 2506.10911, section 3) is the case of all peers free at once.
 
-Partners of late (rule 6). A peer that is always free, and chooses the numbers of its rounds so that
+Recent partners (rule 6). A peer that is always free, and chooses the numbers of its rounds so that
 it ranks first, would be the partner of all in each round. So one that was partner MOST_FAIR_SHARES
 times as often as chance would have it, among the last RECENT exchanges, is put off. With a few
 peers that is never reached: there is nobody else.
@@ -74,8 +74,8 @@ from protocol.limits import MAX_HELD_PROPOSALS, MAX_PROPOSAL_TRIES
 from protocol.membership.book import BackOff, Pauses
 from protocol.outcomes import RefusalReason, SkipReason
 
-MAX_APART_ROUNDS: Final = 8
-"""Partners' snapshots are at most so many rounds (of H nominal steps) apart."""
+MAX_DISTANCE_ROUNDS: Final = 8
+"""Most rounds (of H nominal steps) between the snapshots of two partners."""
 ANSWER_S: Final = 5.0
 """How long a peer may take to answer a proposal."""
 RECENT: Final = 16
@@ -199,7 +199,7 @@ class Matchmaker:
     def __init__(self, group: str, own_id: str, inner_steps: int) -> None:
         self._group = group
         self._own_id = own_id
-        self._max_apart = MAX_APART_ROUNDS * inner_steps
+        self._max_distance = MAX_DISTANCE_ROUNDS * inner_steps
         self._search = PartnerSearch()
         self._free: dict[str, RoundSnapshot] = {}
         self._present = 0
@@ -218,16 +218,16 @@ class Matchmaker:
         return self._search.wake_s if self.is_looking else None
 
     # --- our own rounds ---------------------------------------------------------------------------
-    def look(
+    def search(
         self, now_s: float, snapshot: RoundSnapshot, fresh_until_s: float, deadline_s: float
     ) -> list[MatchCommand]:
-        """Look for a partner; until `fresh_until_s` only one that was not met of late will do."""
+        """Look for a partner; until `fresh_until_s` only one that was not met recently will do."""
         self._search = PartnerSearch(
             snapshot, SearchPhase.OPEN, fresh_until_s=fresh_until_s, deadline_s=deadline_s
         )
         return self._seek(now_s)
 
-    def settled(self, round_: int) -> list[MatchCommand]:
+    def end(self, round_: int) -> list[MatchCommand]:
         """Our round is over, one way or the other; if the search is not, we are leaving."""
         if round_ != self._search.snapshot.round:
             return []
@@ -276,7 +276,7 @@ class Matchmaker:
     def _reason_to_refuse(
         self, now_s: float, peer_id: str, theirs: RoundSnapshot
     ) -> RefusalReason | None:
-        """Rules 1, 2, 5 and 6."""
+        """Why a proposal is refused at once, if so (rules 1, 2, 5 and 6)."""
         if not self.is_looking:
             return RefusalReason.BUSY
         if not self._doubted.is_due(peer_id, now_s):
@@ -288,9 +288,9 @@ class Matchmaker:
         return RefusalReason.AHEAD if is_ahead else RefusalReason.BEHIND
 
     def _is_fit(self, theirs: RoundSnapshot) -> bool:
-        """Rule 1."""
+        """Whether their snapshot and ours may be averaged (rule 1)."""
         ours = self._search.snapshot
-        near = abs(ours.step - theirs.step) <= self._max_apart
+        near = abs(ours.step - theirs.step) <= self._max_distance
         return near and ours.final == theirs.final
 
     def _is_preferred(self, peer_id: str, theirs: RoundSnapshot) -> bool:
@@ -302,7 +302,7 @@ class Matchmaker:
         return self._rank(peer_id, theirs) < self._rank(*pending)
 
     def withdrawn(self, now_s: float, peer_id: str, round_: int) -> list[MatchCommand]:
-        """A peer that asked us does not wait for our answer any more."""
+        """A peer that asked us no longer waits for our answer."""
         held = self._held.get(peer_id)
         if held is not None and held.round == round_:
             del self._held[peer_id]
@@ -375,13 +375,13 @@ class Matchmaker:
         }
 
     def _best(self, now_s: float, among: dict[str, RoundSnapshot]) -> str | None:
-        """The best-ranked of these that is not put off: those not met of late go first."""
+        """The best-ranked of these that is not put off: those not met recently go first."""
         fit = [peer_id for peer_id in among if not self._is_put_off(peer_id, now_s)]
         fit = [peer_id for peer_id in fit if peer_id not in self._met] or fit
         return min(fit, key=lambda peer_id: self._rank(peer_id, among[peer_id]), default=None)
 
     def _is_put_off(self, peer_id: str, now_s: float) -> bool:
-        """Rules 5 and 6."""
+        """Whether a peer was our partner just now, or too often (rules 5 and 6)."""
         is_met = peer_id in self._met and now_s < self._search.fresh_until_s
         most = max(2, math.ceil(MOST_FAIR_SHARES * RECENT / max(1, self._present)))
         return is_met or self._recent.count(peer_id) >= most
@@ -415,7 +415,7 @@ class Matchmaker:
         return [*withdrawn, unmatched, *self._refuse_held()]
 
     def _drop_pending(self) -> list[MatchCommand]:
-        """Wait no more for an answer."""
+        """Wait no longer for an answer."""
         search, pending = self._search, self._search.pending
         search.pending, search.phase = None, SearchPhase.OPEN
         return [] if pending is None else [Withdraw(pending[0], search.snapshot.round)]
@@ -427,10 +427,10 @@ class Matchmaker:
 
 # --- patience -------------------------------------------------------------------------------------
 WAIT_ROUNDS: Final = 2.0
-"""A partner is looked for as long as so many rounds take, or one of our own where that is longer;
+"""A partner is looked for as long as this many rounds take, or one of our own where that is longer;
 then a peer steps alone. At the end of the training the others are waited for as long."""
 MAX_EXCHANGE_ROUNDS: Final = 8.0
-"""An exchange may take as long as so many rounds. So an average is at most 10 rounds old (search
+"""An exchange may take as long as this many rounds. So an average is at most 10 rounds old (search
 and exchange) when it is merged."""
 SAVED_SHARE: Final = 0.08
 LUMP_SHARE: Final = 0.2
@@ -444,7 +444,7 @@ class Patience:
         self._saved_s = 0.0
 
     def for_fresh_s(self, round_s: float) -> float:
-        """How long to wait for a partner that was not met of late."""
+        """How long to wait for a partner that was not met recently."""
         exchange_s = self._exchange_s
         if exchange_s is None:
             return self._slack_s(round_s)

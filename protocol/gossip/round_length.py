@@ -33,7 +33,7 @@ The rules
      Others that failed say nothing.
   6. The trainer is kept from training while it takes a snapshot and merges an average, and by what
      works for averages beside it, if no processor is idle that could do that. What is taken beside
-     it all the time, for whatever and whoever, is known from between two flights, and left out: it
+     it all the time, for whatever and whoever, is known from between two averages, and left out: it
      would be no less with a larger H.
 
 A partner that is slow, or pretends to be, moves nothing, unless there are no others. One that
@@ -66,7 +66,7 @@ WINDOW: Final = 24
 NEWEST: Final = 16
 """The last of them, by which H goes up: a line that was fast must not count for long."""
 NEAR: Final = (1 + BAND) / (1 - BAND)
-"""Partners of which one is so many times as slow as the other count together."""
+"""Partners of which one is at most this many times as slow as the other count together."""
 ENOUGH_SHARE: Final = 0.25
 """Part of the averages that those with the fastest partners must be, for a lower H."""
 FEWEST: Final = 8
@@ -102,29 +102,29 @@ class ProcessorUse:
     idle_s: float
 
 
-class Beside:
+class AveragingCpu:
     """Processor time that averages take beside the trainer (rule 6).
 
-    A flight is an average, from when a partner is found until it may be merged.
+    An average lasts from when a partner is found until it may be merged.
     """
 
     def __init__(self) -> None:
-        self._left = self._landed = ProcessorUse(math.nan, 0.0, 0.0)
+        self._begun = self._ended = ProcessorUse(math.nan, 0.0, 0.0)
         self._usual = 0.0
 
-    def left(self, now: ProcessorUse) -> None:
-        """A flight begins."""
-        seconds = now.at_s - self._landed.at_s
+    def begin(self, now: ProcessorUse) -> None:
+        """A partner is found."""
+        seconds = now.at_s - self._ended.at_s
         if seconds > 0:
             # less than nothing: a process of ours has begun anew, which counts from 0
-            self._usual = max(0.0, (now.taken_s - self._landed.taken_s) / seconds)
-        self._left = now
+            self._usual = max(0.0, (now.taken_s - self._ended.taken_s) / seconds)
+        self._begun = now
 
-    def landed(self, now: ProcessorUse) -> float:
-        """It is over; seconds of a processor that it took, and that no idle one had to spare."""
-        left, since = self._left, self._left if math.isnan(self._landed.at_s) else self._landed
-        self._landed = now
-        more_s = now.taken_s - left.taken_s - self._usual * (now.at_s - left.at_s)
+    def end(self, now: ProcessorUse) -> float:
+        """The average may be merged; returns the seconds that it took of processors in use."""
+        begun, since = self._begun, self._begun if math.isnan(self._ended.at_s) else self._ended
+        self._ended = now
+        more_s = now.taken_s - begun.taken_s - self._usual * (now.at_s - begun.at_s)
         seconds = now.at_s - since.at_s
         idle = (now.idle_s - since.idle_s) / seconds if seconds > 0 else 1.0
         return max(0.0, more_s) * max(0.0, 1.0 - idle)
@@ -136,7 +136,7 @@ class RoundLength:
         self._wishes: deque[tuple[str, float]] = deque(maxlen=WINDOW)
 
     def averaged(self, partner_id: str, wish: float) -> bool:
-        """One more average is over. Whether H has changed."""
+        """Note that one more average is over. Returns whether H has changed."""
         self._wishes.append((partner_id, wish))
         if len(self._wishes) < FEWEST:
             return False
@@ -152,7 +152,7 @@ class RoundLength:
 
 
 def _fastest(wishes: list[tuple[str, float]], enough: float) -> float:
-    """The wish of the fastest partners that have so many averages, or more (rule 2)."""
+    """The wish of the fastest partners that have enough averages together (rule 2)."""
     by_partner: dict[str, list[float]] = {}
     for partner_id, wish in wishes:
         by_partner.setdefault(partner_id, []).append(wish)
@@ -165,7 +165,7 @@ def _fastest(wishes: list[tuple[str, float]], enough: float) -> float:
 
 
 def _whole(wish: float) -> int:
-    """Rules 3 and 4."""
+    """The H for a wish (rules 3 and 4)."""
     return min(MOST_INNER_STEPS, max(LEAST_INNER_STEPS, math.ceil(wish - EPSILON)))
 
 

@@ -21,7 +21,7 @@ _WHOLE: Final = 100.0
 
 
 class TaskProgress(msgspec.Struct, frozen=True):
-    """So much of something is done.
+    """How much of something is done.
 
     Attributes:
         part: which part of it is under way, such as `tokenising`.
@@ -48,7 +48,7 @@ class TaskProgress(msgspec.Struct, frozen=True):
 
 
 Tell = Callable[[TaskProgress], None]
-"""Takes how far it is; raises where the work is not wanted any more."""
+"""Takes how far it is; raises where the work is no longer wanted."""
 
 
 def nobody(_: TaskProgress) -> None:
@@ -102,7 +102,7 @@ class Watched:
         return said
 
 
-def lasting(words: str, progress: TaskProgress | None, lasts_s: float) -> str:
+def progress_sentence(words: str, progress: TaskProgress | None, lasts_s: float) -> str:
     """The line for what has lasted so long; empty before it is worth one."""
     if lasts_s < SHOW_AFTER_S:
         return ""

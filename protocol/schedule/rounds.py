@@ -96,14 +96,14 @@ MAX_LAG_ROUNDS: Final = 1
 """With fragments, a peer this many rounds behind catches up by itself; further behind, it jumps."""
 
 LOST_LAG_ROUNDS: Final = 20
-"""A peer further behind than so many rounds of nominal steps takes the swarm's state anew."""
+"""A peer further behind than this many rounds of nominal steps takes the swarm's state anew."""
 
 LARGEST_CHANGE: Final = 0.5
 """Largest change of what is owed, of the pace (up or down, or all would drift), and of a quota by
 debts."""
 
 TOGETHER_ROUNDS: Final = 3.0
-"""In gossip, a peer comes back to the others within about so many rounds. In one alone it would
+"""In gossip, a peer comes back to the others within about this many rounds. In one alone it would
 overshoot where an exchange, and so a round, lasts for several."""
 
 LARGEST_RATIO: Final = 16.0
@@ -149,7 +149,7 @@ def is_overdone(
 
 
 def whole_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float]) -> int:
-    """The same in whole steps, by itself: the nearest number of them, and at least one."""
+    """The steps that a peer owes, whole ones: the nearest number, and at least one."""
     return max(1, round(owed_steps(inner_steps, own_speed, member_speeds)))
 
 
@@ -172,7 +172,7 @@ def catch_up(owed: float, own_step: float, places: Sequence[float], inner_steps:
 
 
 def keep_together(owed: float, own_step: float, places: Sequence[float], inner_steps: int) -> float:
-    """The same where nobody waits: a peer that is ahead owes more (rule 3)."""
+    """The steps owed where nobody waits: a peer that is ahead owes more (rule 3)."""
     pace = 1 + _lag_rounds(own_step, places, inner_steps) / TOGETHER_ROUNDS
     return owed / min(1 + LARGEST_CHANGE, max(1 - LARGEST_CHANGE, pace))
 
@@ -294,7 +294,7 @@ class OwnRounds:
         return max(LARGEST_CHANGE * self.length, self._length() - self.debt)
 
     def plan(self, owed: float) -> RoundPlan:
-        """The next round, of no steps when the training is over; we owe so many to any."""
+        """The next round, of no steps when the training is over; `owed` steps are ours in any."""
         self._stride = stride = self._inner_steps / owed
         total_steps = self._total_steps_at(self.step)
         if self.is_over:
@@ -345,7 +345,7 @@ LEAST_LEAP_STEPS: Final = 100.0
 
 
 class RunPace:
-    """How fast a run comes forward: nominal steps per second, of late."""
+    """How fast a run comes forward: nominal steps per second, recently."""
 
     def __init__(self) -> None:
         self._seen = deque[tuple[float, float]]()

@@ -60,7 +60,7 @@ class Stamp(Struct, frozen=True):
     digest: ShortDigest
 
     def is_ahead_of(self, other: "Stamp") -> bool:
-        """Whether it has more behind it."""
+        """Whether this state is ahead: more steps, then more weight."""
         return (self.steps, self.weight) > (other.steps, other.weight)
 
 
@@ -162,7 +162,7 @@ class ChunkResult(Struct, frozen=True):
 
     @property
     def rank(self) -> "ResultRank":
-        """All who are in it weigh the same."""
+        """Its rank; each contributor weighs the same."""
         return ResultRank(len(self.places) * limits.MAX_CONTRIBUTION_WEIGHT, self.digest)
 
     @property

@@ -88,7 +88,7 @@ Protocols = Annotated[
 Secret = Annotated[
     bytes, Meta(min_length=limits.RUN_SECRET_BYTES, max_length=limits.RUN_SECRET_BYTES)
 ]
-Stripes = Annotated[int, Meta(ge=0, le=limits.MAX_STRIPES)]
+StripeCount = Annotated[int, Meta(ge=0, le=limits.MAX_STRIPES)]
 TriedAddresses = Annotated[
     tuple[Address, ...], Meta(max_length=limits.MAX_DIAL_BACK_ADDRESSES), APART
 ]
@@ -304,7 +304,7 @@ class Propose(Message, frozen=True, tag="propose"):
     vectors: Annotated[int, Meta(ge=1, le=2)]
     steps: Count
     tokens: Count
-    stripes: Stripes = 0
+    stripes: StripeCount = 0
     roster: Digest | None = None
     meeting: Count = 0
 
@@ -321,7 +321,7 @@ class Accept(Message, frozen=True, tag="accept"):
     round: Count
     steps: Count
     tokens: Count
-    stripes: Stripes = 0
+    stripes: StripeCount = 0
 
 
 class Vector(Message, frozen=True, tag="vector"):

@@ -18,7 +18,7 @@ import pytest
 from swarm import COMMAND, START_S, WAIT_S, Peer, wait_until
 
 from protocol.names import short_id
-from protocol.trainer_messages import Into
+from protocol.trainer_messages import TrainerTime
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 TOKEN = "0123456789abcdef"
@@ -71,7 +71,7 @@ def test_the_parts_of_the_trainers_time_add_up(swarm):
         """How far the sum of the parts is from the time that has passed; 1 before it is long."""
         now = peer.status()
         passed_s = now["up_s"] - before["up_s"]
-        spent_s = sum(now["seconds"][into] - before["seconds"][into] for into in Into)
+        spent_s = sum(now["seconds"][into] - before["seconds"][into] for into in TrainerTime)
         return abs(spent_s - passed_s) / passed_s if passed_s > LONG_S else 1.0
 
     wait_until(lambda: apart() < SLACK, "parts that add up to it", timeout_s=START_S, peers=[peer])

@@ -139,7 +139,7 @@ def test_gamma_apart_from_beta_needs_the_codes_of_phi() -> None:
 def test_a_first_state_goes_on_from_the_round_that_it_stands_after() -> None:
     state = _state()
     state.phi_P[:], state.delta_P[:] = _vector(1), _vector(2)
-    state.stands_after(9)
+    state.set_first_round(9)
     assert state.round == 9
     with pytest.raises(LocalProtocolError, match="round 9 after"):
         state.step(9, _codes(1))
@@ -153,7 +153,7 @@ def test_momentum_that_nobody_uses_is_dropped_with_the_first_state() -> None:
     for alpha, left in ((0.5, P), (0.0, 64)):
         delta = np.ones(P, np.float32)
         rule = NolocoFactors(alpha, 1.0, 1.0)
-        OuterState(_vector(0), delta, get_codec("int8"), rule, spans).stands_after(3)
+        OuterState(_vector(0), delta, get_codec("int8"), rule, spans).set_first_round(3)
         assert np.count_nonzero(delta) == left
 
 

@@ -6,7 +6,7 @@ from training_worlds import PAUSE, Script, back, build_world, order, tiny_spec
 
 from peer.training.loop import InnerLoop
 from peer.training.messages import Evaluate, Keep, Load, RoundClosed, TrainerProgress
-from protocol.trainer_messages import FragmentSent, Into, Merge, Try
+from protocol.trainer_messages import FragmentSent, Merge, TrainerTime, Try
 
 LASTS_S = {"step": 10.0, "send": 3.0, "merge": 2.0, "loss_of": 5.0}
 WAITED_S = 1.0
@@ -35,7 +35,7 @@ def spent_by(script, world):
     spec, corpus, stepper, values = world.spec, world.corpus, world.stepper, world.values
     InnerLoop(spec, "me", corpus, stepper, values, script, script.clock_s).run()
     told = script.of(TrainerProgress | RoundClosed)
-    return {into: sum(each.spent_s[into] for each in told) for into in Into}
+    return {into: sum(each.spent_s[into] for each in told) for into in TrainerTime}
 
 
 def test_a_whole_model_in_pairs(tmp_path):
@@ -47,13 +47,13 @@ def test_a_whole_model_in_pairs(tmp_path):
 
     script = Script(deque([Load(), order(0)]), answer)
     spent = spent_by(script, build_world(tiny_spec()))
-    assert spent[Into.TRAIN] == 8 * LASTS_S["step"]
-    assert spent[Into.ENCODE] == 2 * LASTS_S["send"]
-    assert spent[Into.MERGE] == LASTS_S["merge"]
+    assert spent[TrainerTime.TRAIN] == 8 * LASTS_S["step"]
+    assert spent[TrainerTime.ENCODE] == 2 * LASTS_S["send"]
+    assert spent[TrainerTime.MERGE] == LASTS_S["merge"]
     # A trial measures twice, and merges between.
-    assert spent[Into.MEASURE] == 3 * LASTS_S["loss_of"] + LASTS_S["merge"]
-    assert spent[Into.STALLED] == WAITED_S
-    assert spent[Into.DATA] == 0
+    assert spent[TrainerTime.MEASURE] == 3 * LASTS_S["loss_of"] + LASTS_S["merge"]
+    assert spent[TrainerTime.STALLED] == WAITED_S
+    assert spent[TrainerTime.DATA] == 0
     told_until_s = script.now_s - WAITED_S  # it waits once more, for the end
     assert sum(spent.values()) == told_until_s
 
@@ -69,6 +69,6 @@ def test_fragments_among_all():
     script = Script(deque([Load(), order(0), order(1)]), answer)
     spent = spent_by(script, build_world(spec))
     sent = len(script.of(FragmentSent))
-    assert spent[Into.TRAIN] == 8 * LASTS_S["step"]
-    assert spent[Into.ENCODE] == sent * LASTS_S["send"]
-    assert 0 < spent[Into.MERGE] <= sent * LASTS_S["merge"]
+    assert spent[TrainerTime.TRAIN] == 8 * LASTS_S["step"]
+    assert spent[TrainerTime.ENCODE] == sent * LASTS_S["send"]
+    assert 0 < spent[TrainerTime.MERGE] <= sent * LASTS_S["merge"]

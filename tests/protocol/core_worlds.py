@@ -180,9 +180,7 @@ class Peer:
         trainer.in_flight[fragment] = cycle
         self.sent.append((fragment, cycle))
         parts = (self.codes(fragment, cycle, k) for k in range(self.world.num_chunks[fragment]))
-        self.told().machines[fragment].put(
-            e.Sent(fragment, cycle, memoryview(b"".join(parts)), 1, 1)
-        )
+        self.told().sent(e.Sent(fragment, cycle, memoryview(b"".join(parts)), 1, 1))
 
     def codes(self, fragment: int, cycle: int, chunk: int) -> bytes:
         return short_digest(f"{self.name}/{fragment}/{cycle}/{chunk}".encode())
@@ -285,11 +283,11 @@ class Peer:
                     del trainer.in_flight[fragment]
                     trainer.merged.append((fragment, cycle))
             case Yield() if fragment in trainer.in_flight:
-                self.told().machines[fragment].trainer_held(e.HoldOutcome.VOID)
+                self.told().trainer_held(fragment, e.HoldOutcome.VOID)
                 return
             case Yield():
                 trainer.yielded.add(fragment)
-                self.told().machines[fragment].trainer_held(e.HoldOutcome.YIELDED)
+                self.told().trainer_held(fragment, e.HoldOutcome.YIELDED)
                 return
         self._send_due(fragment)
 
@@ -302,10 +300,10 @@ class Peer:
         assert self.trainer.may_be_written(order.fragment)
         late = self.world.now_s > order.until_s
         stamps = {} if late else self.memory.carry_out(order)
-        self.told().machines[order.fragment].written(stamps)
+        self.told().written(order.fragment, stamps)
 
     # --- questions --------------------------------------------------------------------------------
-    def _ask(self, peer_id: str, question: e.Question) -> None:
+    def _ask(self, peer_id: str, question: e.FragmentQuestion) -> None:
         key = question.fragment, peer_id
         if not self.asks:
             return
@@ -414,7 +412,7 @@ class World:
         outcome = self.audits.get(result.owner, AuditOutcome.TRUE)
         return outcome, PROOF if outcome is AuditOutcome.LIE else b""
 
-    def post(self, sender: str, receiver: str, message: e.Told | Proof, codes: bytes) -> None:
+    def post(self, sender: str, receiver: str, message: e.Unasked | Proof, codes: bytes) -> None:
         """Messages overtake each other; the real ones do not."""
         if self.loses():
             return

@@ -48,7 +48,7 @@ def of_kind(commands: list[e.FragmentCommand], kind: type[CommandT]) -> list[Com
     return [command for command in commands if isinstance(command, kind)]
 
 
-def asked_of(commands: list[e.FragmentCommand], kind: type[e.Question]) -> list[e.Ask]:
+def asked_of(commands: list[e.FragmentCommand], kind: type[e.FragmentQuestion]) -> list[e.Ask]:
     return [each for each in of_kind(commands, e.Ask) if isinstance(each.question, kind)]
 
 
@@ -162,7 +162,7 @@ class WorldOfOne(World):
     def seen_by(self, peer: Peer) -> e.GroupSeen:
         return self.seen
 
-    def post(self, sender: str, receiver: str, message: e.Told | Proof, codes: bytes) -> None:
+    def post(self, sender: str, receiver: str, message: e.Unasked | Proof, codes: bytes) -> None:
         """Nobody is there to receive it."""
 
 
@@ -425,7 +425,7 @@ def test_an_answer_that_was_not_asked_for_is_none(wrong):
         result = structs.replace(result, fragment=1)
     codes = {} if wrong == "codes" else {result.chunks[0].chunk: memoryview(bytes(CODE_BYTES))}
     alone.send()
-    alone.peer.core.machines[0].healing._said["b"] = {1: better}
+    alone.peer.core._machines[0].healing._said["b"] = {1: better}
     commands = alone("answered", "b", GetResult(GROUP, 0, 0, 1), result, codes)
     assert bool(of_kind(commands, e.WriteResults)) is (wrong is None)
     assert bool(asked_of(commands, GetChunkState)) is (wrong is not None)

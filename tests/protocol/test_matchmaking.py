@@ -5,7 +5,7 @@ import pytest
 from protocol.gossip import matchmaking as m
 from protocol.gossip.matchmaking import (
     ANSWER_S,
-    MAX_APART_ROUNDS,
+    MAX_DISTANCE_ROUNDS,
     RESTS,
     Matchmaker,
     SearchPhase,
@@ -41,7 +41,7 @@ class Alone:
     def look(
         self, ours: m.RoundSnapshot, fresh_s: float = 0.0, search_s: float = 60.0
     ) -> list[m.MatchCommand]:
-        return self.maker.look(self.now_s, ours, self.now_s + fresh_s, self.now_s + search_s)
+        return self.maker.search(self.now_s, ours, self.now_s + fresh_s, self.now_s + search_s)
 
     def asked_by(self, peer: str, round_: int = 7) -> list[m.MatchCommand]:
         return self.maker.asked(self.now_s, peer, snapshot(round_))
@@ -138,7 +138,7 @@ def test_a_silent_or_unreachable_peer_is_left_in_peace_for_a_while(reached: bool
     else:
         assert me.refused_by(first, 0, None) == [m.SendProposal(second, 0)]
     me.maker.accepted(second, 0)
-    me.maker.settled(0)
+    me.maker.end(0)
     me.see("a", "b", present=9)
     me.look(snapshot(1), search_s=1e9)
     me.refused_by(second, 1, RefusalReason.BUSY)
@@ -174,8 +174,8 @@ def test_a_free_peer_that_waits_says_yes() -> None:
 @pytest.mark.parametrize(
     ("theirs", "reason"),
     [
-        (snapshot(7, MAX_APART_ROUNDS * H), None),
-        (snapshot(7, 1 + MAX_APART_ROUNDS * H), RefusalReason.BEHIND),
+        (snapshot(7, MAX_DISTANCE_ROUNDS * H), None),
+        (snapshot(7, 1 + MAX_DISTANCE_ROUNDS * H), RefusalReason.BEHIND),
         (snapshot(7, final=True), RefusalReason.BEHIND),
     ],
 )
@@ -283,7 +283,7 @@ def test_a_stopped_search_ends_with_the_reason_given() -> None:
     me = Alone()
     me.see("a")
     me.become_free()
-    assert me.maker.settled(0) == [
+    assert me.maker.end(0) == [
         m.Withdraw("a", 0),
         m.Unmatched(0, SkipReason.LEAVING),
     ]
@@ -296,7 +296,7 @@ def met(fresh_s: float, *free: str, present: int) -> Alone:
     me.see("a", present=present)
     me.become_free()
     me.maker.accepted("a", 0)
-    me.maker.settled(0)
+    me.maker.end(0)
     me.see(*free, present=present)
     me.look(snapshot(1), fresh_s)
     return me
@@ -315,7 +315,7 @@ def test_another_peer_goes_before_the_one_met_last() -> None:
     for other in "bcdefgh":  # whatever the rank
         me = met(0.0, "a", other, present=3)
         assert me.maker._search.phase is SearchPhase.ASKING
-        commands = me.maker.settled(1)
+        commands = me.maker.end(1)
         assert commands[0] == m.Withdraw(other, 1)
 
 
@@ -363,7 +363,7 @@ def partners_in(rounds: int, honest: list[str], liar: str) -> list[str]:
             if not any(isinstance(command, m.Paired) for command in told):
                 told = [*told, *alone.asked_by(peer, 7 + round_)]
         partners += [command.peer_id for command in told if isinstance(command, m.Paired)]
-        alone.maker.settled(round_)
+        alone.maker.end(round_)
     return partners
 
 

@@ -151,9 +151,9 @@ def test_what_we_have_moved_ourselves_is_the_least_that_counts_as_usual():
 
 
 def test_what_takes_our_place_pulls_as_far_as_what_counts_half():
-    assert seen([1.0] * WINDOW).share("b", 1.0, 0.0, whole=True) == CLIP.least / 2
-    assert seen([1.0] * WINDOW).share("b", CLIP.least / 2, 0.0, whole=True) == 1.0
-    assert Plausibility().share("b", 8.0, 10.0, whole=True) == 5 / 8
+    assert seen([1.0] * WINDOW).share("b", 1.0, 0.0, replaces_ours=True) == CLIP.least / 2
+    assert seen([1.0] * WINDOW).share("b", CLIP.least / 2, 0.0, replaces_ours=True) == 1.0
+    assert Plausibility().share("b", 8.0, 10.0, replaces_ours=True) == 5 / 8
 
 
 def test_what_takes_the_place_of_another_counts_once():

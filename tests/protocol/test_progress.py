@@ -2,7 +2,13 @@
 
 import pytest
 
-from protocol.schedule.progress import SHOW_AFTER_S, Counting, TaskProgress, Watched, lasting
+from protocol.schedule.progress import (
+    SHOW_AFTER_S,
+    Counting,
+    TaskProgress,
+    Watched,
+    progress_sentence,
+)
 
 MIB = 1 << 20
 
@@ -71,9 +77,9 @@ def test_nothing_is_said_that_nobody_knows(progress: TaskProgress | None, said: 
 
 
 def test_what_ends_soon_is_worth_no_line() -> None:
-    assert lasting("compiling", None, SHOW_AFTER_S - 0.1) == ""
-    assert lasting("compiling", None, 150) == "compiling; 2 min so far"
-    assert lasting("fetching: 50%", TaskProgress("", 1, 2), 150) == "fetching: 50%"
+    assert progress_sentence("compiling", None, SHOW_AFTER_S - 0.1) == ""
+    assert progress_sentence("compiling", None, 150) == "compiling; 2 min so far"
+    assert progress_sentence("fetching: 50%", TaskProgress("", 1, 2), 150) == "fetching: 50%"
 
 
 def test_counts_add_up() -> None:

@@ -17,7 +17,7 @@ from protocol.gossip.round_length import (
     MOST_INNER_STEPS,
     PAUSE_SHARE,
     WINDOW,
-    Beside,
+    AveragingCpu,
     ProcessorUse,
     RoundLength,
     wished,
@@ -186,7 +186,7 @@ def test_a_partner_that_pretends_to_be_slow_moves_nothing(share: float, slower: 
 
 # --- what averages take of the processors ---------------------------------------------------------
 def flown(
-    beside: Beside, rounds: int, *, average_s: float, always: float, idle: float = 0.0
+    averaging_cpu: AveragingCpu, rounds: int, *, average_s: float, always: float, idle: float = 0.0
 ) -> list[float]:
     """What each flight took: each round of a second begins with one of a fifth of it.
 
@@ -198,34 +198,34 @@ def flown(
     found = []
     for number in range(rounds):
         began_s, taken_s = 1.0 * number, number * (average_s + always)
-        beside.left(ProcessorUse(began_s, taken_s, idle * began_s))
+        averaging_cpu.begin(ProcessorUse(began_s, taken_s, idle * began_s))
         ended_s, taken_s = began_s + 0.2, taken_s + average_s + 0.2 * always
-        found.append(beside.landed(ProcessorUse(ended_s, taken_s, idle * ended_s)))
+        found.append(averaging_cpu.end(ProcessorUse(ended_s, taken_s, idle * ended_s)))
     return found
 
 
 def test_what_an_average_takes_counts_and_what_is_taken_always_does_not() -> None:
-    assert flown(Beside(), 5, average_s=0.03, always=0.0) == pytest.approx([0.03] * 5)
-    first, *later = flown(Beside(), 5, average_s=0.03, always=0.5)
+    assert flown(AveragingCpu(), 5, average_s=0.03, always=0.0) == pytest.approx([0.03] * 5)
+    first, *later = flown(AveragingCpu(), 5, average_s=0.03, always=0.5)
     assert first == pytest.approx(0.03 + 0.5 * 0.2)  # nothing is known before
     assert later == pytest.approx([0.03] * 4)
 
 
 @pytest.mark.parametrize(("idle", "left"), [(0.0, 1.0), (0.25, 0.75), (1.0, 0.0), (14.0, 0.0)])
 def test_an_idle_processor_would_do_it(idle: float, left: float) -> None:
-    found = flown(Beside(), 5, average_s=0.03, always=0.1, idle=idle)
+    found = flown(AveragingCpu(), 5, average_s=0.03, always=0.1, idle=idle)
     assert found[1:] == pytest.approx([0.03 * left] * 4)
 
 
 def test_less_than_is_taken_always_is_nothing() -> None:
-    beside = Beside()
-    flown(beside, 2, average_s=0.0, always=0.5)
-    beside.left(ProcessorUse(2.0, 1.0, 0.0))
-    assert beside.landed(ProcessorUse(2.2, 1.0, 0.0)) == 0.0
+    averaging_cpu = AveragingCpu()
+    flown(averaging_cpu, 2, average_s=0.0, always=0.5)
+    averaging_cpu.begin(ProcessorUse(2.0, 1.0, 0.0))
+    assert averaging_cpu.end(ProcessorUse(2.2, 1.0, 0.0)) == 0.0
 
 
 def test_a_process_that_begins_anew_makes_no_average_dear() -> None:
-    beside = Beside()
-    beside.landed(ProcessorUse(0.0, 100.0, 0.0))
-    beside.left(ProcessorUse(1.0, 2.0, 0.0))
-    assert beside.landed(ProcessorUse(1.2, 2.03, 0.0)) == pytest.approx(0.03)
+    averaging_cpu = AveragingCpu()
+    averaging_cpu.end(ProcessorUse(0.0, 100.0, 0.0))
+    averaging_cpu.begin(ProcessorUse(1.0, 2.0, 0.0))
+    assert averaging_cpu.end(ProcessorUse(1.2, 2.03, 0.0)) == pytest.approx(0.03)

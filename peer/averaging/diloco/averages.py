@@ -12,7 +12,7 @@ out again comes to the same; they were held against the codes before.
 The average of one leaf is worked out again by the same arithmetic, bit for bit. That is blocking
 work, for any thread. The codec is one's own: it holds scratch memory.
 
-An owner is given STALL_S to open, for its line may be full of what it averages; a stream that
+An owner is given STALL_S to open, because its line may be full of what it averages; a stream that
 breaks is opened again until then. Our own averages are kept until MAX_OPENABLE newer ones are
 there, and no longer than three times that.
 """
@@ -298,5 +298,5 @@ class FragmentAudits:
         await self._work.run(look, self._codec(), num_values, found)
 
     def _codec(self) -> Codec:
-        """For a thread of its own."""
+        """A codec for one thread alone."""
         return get_codec(self._outer.codec.name)

@@ -9,11 +9,11 @@ have tasks of their own. Nothing is decided here.
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar
 
 import blake3
 import trio
@@ -26,7 +26,7 @@ from protocol.diloco import commands
 from protocol.diloco.collecting import MAX_COLLECTIONS
 from protocol.diloco.commands import GroupSeen, HoldOutcome, Parts, SendEnded, Sent, WriteOrder
 from protocol.diloco.core import FragmentCore
-from protocol.diloco.cycle_machine import MAX_WAITING, CycleMachine
+from protocol.diloco.cycle_machine import MAX_WAITING
 from protocol.diloco.healing import most_say
 from protocol.diloco.peers import FragmentCounts, SendPlan
 from protocol.errors import LocoError, RemoteProtocolError
@@ -43,15 +43,18 @@ from .fragment_messages import (
     FragmentQuestions,
     Inbound,
     OtherGroup,
-    Posts,
+    Outbox,
     contribution_of,
 )
 from .nesterov import load_loops
 from .outer_fragments import OuterFragments
 
+JobT = TypeVar("JobT")
+ToldP = ParamSpec("ToldP")
+
 
 class FragmentTrainer(Protocol):
-    """The trainer's side."""
+    """The trainer, as the exchange of fragments sees it."""
 
     @property
     def can_write(self) -> bool:
@@ -66,7 +69,7 @@ class FragmentTrainer(Protocol):
         """Make the trainer read nothing of the fragment until `merge`."""
 
 
-class CycleCompany(Protocol):
+class GroupMembers(Protocol):
     """The other peers of the group."""
 
     def seen(self) -> GroupSeen: ...
@@ -81,7 +84,7 @@ class ProofStore(Protocol):
         """Owners, each with what was a proof when it was kept."""
 
     def keep(self, owner: PeerId, proof: bytes) -> None:
-        """Keep one more, if there is room."""
+        """Keep one more proof, if there is room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class FragmentParts:
 
     around: Surroundings
     group: str
-    company: CycleCompany
+    members: GroupMembers
     trainer: FragmentTrainer
     ended: Callable[[SendEnded], None]
     convict: Callable[[PeerId], None]
@@ -123,6 +126,21 @@ MAX_ASKED_FOR_STAMPS: Final = 5
 """Peers that a joiner asks which states its values are in."""
 
 
+class Jobs(Generic[JobT]):
+    """Commands that one task carries out in their order."""
+
+    def __init__(self, most: float) -> None:
+        channel, self._waiting = trio.open_memory_channel[JobT](most)
+        self.put = channel.send_nowait
+
+    def put_or_drop(self, job: JobT) -> None:
+        with suppress(trio.WouldBlock):
+            self.put(job)
+
+    def __aiter__(self) -> AsyncIterator[JobT]:
+        return self._waiting
+
+
 class FragmentExchange:
     """One peer's part in the exchange. `run` must be running."""
 
@@ -136,7 +154,7 @@ class FragmentExchange:
         self._core = FragmentCore(
             plan, self._own_id, outer.first_stamps(), seed, self._carry_out, parts.counts
         )
-        self._posts = Posts(around.network, self._start)
+        self._outbox = Outbox(around.network, self._start)
         self._averages = ChunkAverages(
             group, self._own_id, around.facts.incarnation, outer, around.sign, trims=parts.trims
         )
@@ -147,15 +165,11 @@ class FragmentExchange:
         self._changed = trio.Event()
         self._further: dict[tuple[int, PeerId], deque[fragment_messages.GetResult]] = {}
         # No bound: of each fragment the core has one write and one hold at a time.
-        self._write, self._to_write = trio.open_memory_channel[WriteOrder](math.inf)
-        self._tell, self._to_tell = trio.open_memory_channel[commands.ForTrainer](math.inf)
-        self._keep, self._to_keep = trio.open_memory_channel[commands.Convict](MAX_CONVICTED)
-        self._average, self._to_average = trio.open_memory_channel[commands.Average](
-            MAX_COLLECTIONS
-        )
-        self._contribute, self._to_contribute = trio.open_memory_channel[commands.Contribute](
-            MAX_WAITING
-        )
+        self._writes = Jobs[WriteOrder](math.inf)
+        self._for_trainer = Jobs[commands.ForTrainer](math.inf)
+        self._convictions = Jobs[commands.Convict](MAX_CONVICTED)
+        self._averagings = Jobs[commands.Average](MAX_COLLECTIONS)
+        self._contributions = Jobs[commands.Contribute](MAX_WAITING)
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
@@ -168,11 +182,11 @@ class FragmentExchange:
             nursery.start_soon(self._tick)
             await self._network.serve(FRAGMENT, self._serve)
             await self._adopt_stamps()
-            self._core_now().begin(self._parts.last_sent)
+            self._tell_core(FragmentCore.begin, self._parts.last_sent)
             nursery.start_soon(self._write_all)
             nursery.start_soon(self._tell_trainer)
             await self._convict_again()
-            async for convict in self._to_keep:
+            async for convict in self._convictions:
                 with suppress(OSError):  # a full disk: it holds for as long as this process
                     await self._work.run(self._parts.proofs.keep, convict.owner, convict.proof)
 
@@ -180,52 +194,52 @@ class FragmentExchange:
         for owner, proof in await self._work.run(self._parts.proofs.read):
             with suppress(RemoteProtocolError):  # of another run, or a damaged file
                 await self._audits.check(fragment_messages.Proof(self._parts.group, owner), proof)
-                self._core_now().proved(owner, proof)
+                self._tell_core(FragmentCore.proved, owner, proof)
 
     def sent(self, sent: Sent) -> None:
         part = min(1.0, sent.steps / self._parts.inner_steps)
         self._outer.sends(sent.fragment, sent.codes, part)
-        self._machine_now(sent.fragment).put(sent)
+        self._tell_core(FragmentCore.sent, sent)
 
     # --- the core's side --------------------------------------------------------------------------
-    def _core_now(self) -> FragmentCore:
-        """The core, which knows the time and how the group looks."""
+    def _tell_core(
+        self,
+        call: Callable[Concatenate[FragmentCore, ToldP], None],
+        *told: ToldP.args,
+        **named: ToldP.kwargs,
+    ) -> None:
+        """Tell the core something, after the time and how the group looks."""
         self._core.at(trio.current_time())
-        seen = self._parts.company.seen()
+        seen = self._parts.members.seen()
         if seen != self._seen:
             self._seen = seen
             self._core.see(seen)
+        call(self._core, *told, **named)
         self._changed.set()  # whoever waits for its next deadline looks again
-        return self._core
-
-    def _machine_now(self, fragment: int) -> CycleMachine:
-        return self._core_now().machines[fragment]
 
     def _carry_out(self, command: commands.FragmentCommand) -> None:
         match command:
             case commands.SendMessage(peer_id, message, codes):
-                self._posts.post(peer_id, message, codes)
+                self._outbox.send_soon(peer_id, message, codes)
             case commands.Contribute():
-                with suppress(trio.WouldBlock):  # as lost as what no line carries
-                    self._contribute.send_nowait(command)
+                self._contributions.put_or_drop(command)  # as lost as what no line carries
             case commands.ForgetOthers(present):
-                self._posts.keep_only(present - {self._own_id})
+                self._outbox.keep_only(present - {self._own_id})
             case commands.Ask(peer_id, question):
                 self._ask(peer_id, question)
             case commands.Audit():
                 self._start(self._audit, command)
             case commands.Average():
-                self._average.send_nowait(command)
+                self._averagings.put(command)
             case commands.SendEnded():
                 self._parts.ended(command)
             case commands.Convict(owner):
                 self._parts.convict(owner)
-                with suppress(trio.WouldBlock):
-                    self._keep.send_nowait(command)
+                self._convictions.put_or_drop(command)
             case Merge() | Yield():
-                self._tell.send_nowait(command)
+                self._for_trainer.put(command)
             case _:
-                self._write.send_nowait(command)
+                self._writes.put(command)
 
     def _start(self, function: Callable[..., Awaitable[None]], *arguments: object) -> None:
         assert self._nursery is not None
@@ -238,12 +252,12 @@ class FragmentExchange:
             with trio.move_on_at(look_s if due_s is None else min(due_s, look_s)):
                 await self._changed.wait()
                 continue
-            self._core_now().tick()
+            self._tell_core(FragmentCore.tick)
 
     # --- the trainer, and the outer copy ----------------------------------------------------------
     async def _tell_trainer(self) -> None:
         trainer = self._parts.trainer
-        async for message in self._to_tell:
+        async for message in self._for_trainer:
             match message:
                 case Merge():
                     await trainer.merge(message)
@@ -252,19 +266,19 @@ class FragmentExchange:
 
     async def _hold(self, message: Yield) -> None:
         held = await self._parts.trainer.hold(message)
-        self._machine_now(message.fragment).trainer_held(held)
+        self._tell_core(FragmentCore.trainer_held, message.fragment, held)
 
     async def _write_all(self) -> None:
         """Fragments that were sent together are checked, and leave, in that order."""
-        async for order in self._to_write:
+        async for order in self._writes:
             if isinstance(order, commands.Verify):
-                spoilt = await self._written(order)
-                self._core_now().verified(order.fragment, spoilt)
+                corrupted = await self._written(order)
+                self._tell_core(FragmentCore.verified, order.fragment, corrupted)
                 continue
             stamps: Mapping[int, fragment_messages.Stamp] = {}
             with trio.move_on_at(order.until_s):
                 stamps = await self._written(order)
-            self._machine_now(order.fragment).written(stamps)
+            self._tell_core(FragmentCore.written, order.fragment, stamps)
 
     async def _written(self, order: WriteOrder) -> Mapping[int, fragment_messages.Stamp]:
         while True:
@@ -274,25 +288,25 @@ class FragmentExchange:
                     return await self._work.run(self._outer.carry_out, order)
 
     async def _average_all(self) -> None:
-        async for order in self._to_average:
+        async for order in self._averagings:
             made = await self._work.run(self._averages.averaged, order)
             if made is not None:
                 self._audits.keep(order, made.result)
-            self._core_now().averaged(order.fragment, order.cycle, made)
+            self._tell_core(FragmentCore.averaged, order.fragment, order.cycle, made)
 
     # --- what is sent -----------------------------------------------------------------------------
     async def _contribute_all(self) -> None:
-        async for order in self._to_contribute:
+        async for order in self._contributions:
             contribution, codes, own = await self._work.run(
                 contribution_of, order, self._parts.group, self._outer, self._sign
             )
             if order.owner == self._own_id:
-                self._core_now().received(order.owner, contribution, own)
+                self._tell_core(FragmentCore.received, order.owner, contribution, own)
             else:
-                self._posts.post(order.owner, contribution, codes)
+                self._outbox.send_soon(order.owner, contribution, codes)
 
     # --- what others are asked --------------------------------------------------------------------
-    def _ask(self, peer_id: PeerId, question: commands.Question) -> None:
+    def _ask(self, peer_id: PeerId, question: commands.FragmentQuestion) -> None:
         match question:
             case fragment_messages.GetResult(fragment=fragment):
                 self._further[fragment, peer_id].append(question)
@@ -303,28 +317,28 @@ class FragmentExchange:
 
     async def _audit(self, order: commands.Audit) -> None:
         outcome, proof = await self._audits.audit(order)
-        self._core_now().audited(order.result, outcome, proof)
+        self._tell_core(FragmentCore.audited, order.result, outcome, proof)
 
     async def _fetch(self, peer_id: PeerId, question: fragment_messages.GetChunkState) -> None:
         try:
             answer, values = await self._questions.fetch(peer_id, question)
         except LocoError:
-            self._core_now().answered(peer_id, question, None, {})
+            self._tell_core(FragmentCore.answered, peer_id, question, None, {})
         else:
-            self._core_now().answered(peer_id, question, answer, values)
+            self._tell_core(FragmentCore.answered, peer_id, question, answer, values)
 
     async def _ask_stamps(self, peer_id: PeerId, question: fragment_messages.GetStamps) -> None:
         further = self._further[question.fragment, peer_id] = deque[fragment_messages.GetResult]()
         with suppress(LocoError):  # the stamps of the next cycle show it again
             async with self._questions.stream_to(peer_id) as talk:
                 stamps = await self._questions.stamps(talk, question.fragment)
-                self._core_now().answered(peer_id, question, stamps, {})
+                self._tell_core(FragmentCore.answered, peer_id, question, stamps, {})
                 while further:
                     asked = further.popleft()
                     result, codes = await self._questions.result(talk, asked)
-                    self._core_now().answered(peer_id, asked, result, codes)
+                    self._tell_core(FragmentCore.answered, peer_id, asked, result, codes)
         del self._further[question.fragment, peer_id]
-        self._core_now().answered(peer_id, question, None, {})
+        self._tell_core(FragmentCore.answered, peer_id, question, None, {})
 
     async def _adopt_stamps(self) -> None:
         """A joiner has values, but not their stamps: it takes those that most of the asked name.
@@ -332,7 +346,7 @@ class FragmentExchange:
         Chunks that were stepped since are healed when that shows.
         """
         answers: dict[PeerId, list[fragment_messages.Stamps]] = {}
-        others = sorted(self._parts.company.seen().present - {self._own_id})
+        others = sorted(self._parts.members.seen().present - {self._own_id})
         async with trio.open_nursery() as nursery:
             for peer_id in others[:MAX_ASKED_FOR_STAMPS]:
                 nursery.start_soon(self._ask_all_stamps, peer_id, answers)
@@ -340,7 +354,7 @@ class FragmentExchange:
         for fragment, of_fragment in enumerate(of_fragments):
             states = most_say(of_fragment)
             fitting = await self._work.run(self._outer.fitting, fragment, states)
-            self._core_now().adopt(fragment, fitting)
+            self._tell_core(FragmentCore.adopt, fragment, fitting)
 
     async def _ask_all_stamps(
         self, peer_id: PeerId, answers: dict[PeerId, list[fragment_messages.Stamps]]
@@ -356,7 +370,7 @@ class FragmentExchange:
         refused = self._parts.counts.refused
         async with Conversation(stream) as talk:
             try:
-                while self._parts.company.is_linked(talk.remote_peer_id):
+                while self._parts.members.is_linked(talk.remote_peer_id):
                     message, codes = await inbound.next(talk)
                     await self._take(talk, message, codes)
                 refused[RefusalReason.NOT_LINKED] += 1
@@ -369,7 +383,7 @@ class FragmentExchange:
     async def _take(
         self, talk: Conversation, message: Inbound | fragment_messages.Proof, came: Parts | bytes
     ) -> None:
-        """Raises RemoteProtocolError: a proof is none."""
+        """Raises RemoteProtocolError: a proof is not valid."""
         match message:
             case fragment_messages.GetStamps(fragment=fragment):
                 await talk.send(self._stamps(fragment))
@@ -383,10 +397,10 @@ class FragmentExchange:
                 assert isinstance(came, bytes)
                 if not self._core.is_convicted(owner):
                     await self._audits.check(message, came)
-                    self._core_now().proved(owner, came)
+                    self._tell_core(FragmentCore.proved, owner, came)
             case _:
                 assert not isinstance(came, bytes)
-                self._core_now().received(talk.remote_peer_id, message, came)
+                self._tell_core(FragmentCore.received, talk.remote_peer_id, message, came)
 
     async def _send_result(self, asked: fragment_messages.GetResult, talk: Conversation) -> None:
         kept = self._core.result_of(asked.fragment, asked.cycle, asked.chunk)

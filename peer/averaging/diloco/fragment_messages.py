@@ -1,18 +1,18 @@
-"""Messages about fragments: posts, questions and answers, and the checks of what comes.
+"""Messages about fragments: an outbox, questions and answers, and the checks of what comes.
 
 One lasting stream leads to each other peer, for all that we send it, in order: it costs no round
-trip to open and keeps the window that it has grown. Posting never waits: a peer that takes nothing
-must not hold up the others. A message to a peer whose box is full, or whose stream breaks while it
-is sent, is lost, and counted; the cycle's deadline and the stamps of the next one deal with that,
-as with every other loss.
+trip to open and keeps the window that it has grown. Sending never waits: a peer that takes nothing
+must not hold up the others. A message to a peer whose queue is full, or whose stream breaks while
+it is sent, is lost; the cycle's deadline and the stamps of the next one deal with that, as with
+every other loss.
 
 All that comes is checked before anybody acts on it. A message is of our group, names a fragment and
 chunks that there are, and its codes have the right size, digest and form; a contribution is signed
 by its sender and as long as it says, a result is signed by its owner. A peer that sends anything
 else has broken the protocol (RemoteProtocolError), and the stream ends.
 
-Each question has a stream of its own, but for results, which are asked for behind the stamps that
-show them. protocol/diloco/healing.py decides what is asked, and what becomes of the answers.
+Each question has a stream of its own, except for results, which are asked for behind the stamps
+that show them. protocol/diloco/healing.py decides what is asked, and what becomes of the answers.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection
@@ -53,19 +53,22 @@ from protocol.wire.versions import FRAGMENT
 
 from .outer_fragments import OuterFragments
 
-# --- fragment posts -------------------------------------------------------------------------------
+# --- outbox ---------------------------------------------------------------------------------------
 STALL_S: Final = 30.0
 """A peer that takes no byte for so long has lost its stream."""
 
 
+_Outgoing = tuple[Message, Payload]
+
+
 @dataclass(frozen=True, slots=True)
-class _Box:
-    put: trio.MemorySendChannel[tuple[Message, Payload]]
+class _PeerQueue:
+    put: trio.MemorySendChannel[_Outgoing]
     scope: trio.CancelScope
 
 
-class Posts:
-    """All that is sent: so many messages were `posted`, so many of these `lost`.
+class Outbox:
+    """One outgoing stream to each peer, with a bounded queue.
 
     Args:
         start: a task, which lasts until the exchange ends.
@@ -74,30 +77,33 @@ class Posts:
     def __init__(self, network: Network, start: Callable[..., None]) -> None:
         self._network = network
         self._start = start
-        self._boxes: dict[PeerId, _Box] = {}
+        self._queues: dict[PeerId, _PeerQueue] = {}
         self.posted = self.lost = 0
 
-    def post(self, peer_id: PeerId, message: Message, payload: Payload = b"") -> None:
+    def send_soon(self, peer_id: PeerId, message: Message, payload: Payload = b"") -> None:
         """Send this to a peer, some time soon; the payload must lie still until then."""
-        box = self._boxes.get(peer_id)
-        if box is None:
-            put, take = trio.open_memory_channel[tuple[Message, Payload]](256)
-            box = self._boxes[peer_id] = _Box(put, trio.CancelScope())
-            self._start(self._carry, peer_id, box, take)
+        queue = self._queues.get(peer_id)
+        if queue is None:
+            put, take = trio.open_memory_channel[_Outgoing](256)
+            queue = self._queues[peer_id] = _PeerQueue(put, trio.CancelScope())
+            self._start(self._carry, peer_id, queue, take)
         self.posted += 1
         try:
-            box.put.send_nowait((message, payload))
+            queue.put.send_nowait((message, payload))
         except trio.WouldBlock:
             self.lost += 1
 
     def keep_only(self, peer_ids: Collection[PeerId]) -> None:
-        for peer_id in [peer_id for peer_id in self._boxes if peer_id not in peer_ids]:
-            self._boxes.pop(peer_id).scope.cancel()
+        for peer_id in [peer_id for peer_id in self._queues if peer_id not in peer_ids]:
+            self._queues.pop(peer_id).scope.cancel()
 
     async def _carry(
-        self, peer_id: PeerId, box: _Box, take: trio.MemoryReceiveChannel[tuple[Message, Payload]]
+        self,
+        peer_id: PeerId,
+        queue: _PeerQueue,
+        take: trio.MemoryReceiveChannel[_Outgoing],
     ) -> None:
-        with box.scope:
+        with queue.scope:
             async for first in take:  # and of each further stream, after one that broke
                 try:
                     async with await self._open(peer_id) as talk:
@@ -242,7 +248,7 @@ class FragmentInbound:
         return self._room
 
     def _check_place(self, message: Inbound | Proof) -> None:
-        """Our group, and a fragment and chunks that there are; a proof names none."""
+        """Check group, fragment and chunks of a message; a proof names no fragment."""
         if message.group != self._group:
             raise OtherGroup(other_group_sentence(self._group, message.group))
         if isinstance(message, Proof):
@@ -314,7 +320,7 @@ class FragmentQuestions:
 
     @asynccontextmanager
     async def _turn(self, peer_id: PeerId) -> AsyncIterator[None]:
-        """One of so many questions that a peer answers at once."""
+        """Wait for one of the places for questions to this peer."""
         turns = self._turns.setdefault(peer_id, trio.CapacityLimiter(READERS.per_peer))
         try:
             async with turns:
@@ -343,7 +349,7 @@ class FragmentQuestions:
         return answer
 
     async def result(self, talk: Conversation, asked: GetResult) -> tuple[Result | None, Parts]:
-        """None if they do not have it any more. Raises LocoError."""
+        """A result of theirs; None if they no longer have it. Raises LocoError."""
         async with self._turn(talk.remote_peer_id):
             await talk.send(asked)
             return await FragmentInbound(self._group, self._outer, self._work).answer(talk)

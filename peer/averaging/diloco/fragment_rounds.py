@@ -46,9 +46,9 @@ from .nesterov import NesterovFactors
 from .outer_fragments import OuterFragments
 
 
-# --- fragment company -----------------------------------------------------------------------------
-class FragmentCompany:
-    """Implements `CycleCompany` (fragment_exchange.py)."""
+# --- linked members -------------------------------------------------------------------------------
+class LinkedMembers:
+    """Implements `GroupMembers` (fragment_exchange.py)."""
 
     def __init__(self, own_id: PeerId, facts: Facts, view: View, spec: AmendedSpec) -> None:
         self._own_id = own_id
@@ -57,7 +57,7 @@ class FragmentCompany:
         self._spec = spec
 
     def seen(self) -> GroupSeen:
-        """Without those that are stuck."""
+        """Our group as the core sees it; stuck peers are left out."""
         now_s = trio.current_time()
         alive = self._view.alive(now_s)
         states = (PeerState.TRAINING, PeerState.FINISHED)
@@ -91,7 +91,7 @@ class FragmentCompany:
         return trains and is_late and not member.goes_on(now_s)
 
     def _training(self, alive: Iterable[Member]) -> list[Member]:
-        """Those that train; but for those that say they are past the end."""
+        """Other training peers, except those that say they are past the end of the run."""
         longest = self._spec.longest_rounds
         training = (member for member in alive if member.progress.state == TRAINING)
         return [member for member in training if member.progress.round <= longest]
@@ -211,7 +211,7 @@ class FragmentRounds:
         self._next_round = self._facts.round
         self._last_trained = -1
         self._last_averaged: list[bool] = []
-        self._company = FragmentCompany(
+        self._members = LinkedMembers(
             parts.around.network.peer_id, self._facts, self._view, self._amended
         )
         self._counts = FragmentCounts(refused=self._facts.refused, audits=self._facts.audits)
@@ -242,7 +242,7 @@ class FragmentRounds:
         return is_behind or self._pace.is_overdone(others)
 
     async def next_final_round(self) -> RoundPlan | None:
-        """One more without steps, which sends what has not been sent; then all must be back.
+        """A last round without steps, which sends what has not been sent; then all must be back.
 
         Raises:
             JoinAgain: the others have ended the run without us.
@@ -258,22 +258,22 @@ class FragmentRounds:
         return None
 
     def _heard_rounds(self, others: Sequence[Member]) -> list[int]:
-        """But for those past the end, where nobody can be."""
+        """Rounds that other training peers report, within the run."""
         rounds = (member.progress.round for member in others)
         return [round_ for round_ in rounds if round_ <= self._amended.longest_rounds]
 
     # --- what happens to them ---------------------------------------------------------------------
-    def began(self, line: TrainerLine, ready: Ready) -> None:
+    def on_trainer_started(self, line: TrainerLine, ready: Ready) -> None:
         """A trainer has started; the first one tells the layout."""
         self._trainer.began(line)
         if self._exchange is None:
             self._exchange = self._new_exchange(Layout.from_shapes(dict(ready.shapes)))
             self._begun.set()
 
-    def progressed(self) -> None:
+    def on_progress(self) -> None:
         self._trainer.loaded()
 
-    async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
+    async def on_round_closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
         self._trainer.loaded()
         self._parts.observe_round(RoundTiming(closed.seconds, 0.0, 0.0, 0.0))
         if self._validation.is_due(closed.round):
@@ -299,7 +299,7 @@ class FragmentRounds:
         parts = FragmentParts(
             around=self._parts.around,
             group=held.group.digest,
-            company=self._company,
+            members=self._members,
             trainer=self._trainer,
             ended=self._send_ended,
             convict=self._parts.convict,
@@ -324,7 +324,7 @@ class FragmentRounds:
         if averaged:
             facts.count_averaged()
         else:
-            alone = self._company.is_alone
+            alone = self._members.is_alone
             facts.count_skipped(SkipReason.NO_PARTNER if alone else SkipReason.DEADLINE)
         self._parts.around.events.emit(
             EventName.FRAGMENT_RETURNED,
@@ -337,29 +337,28 @@ class FragmentRounds:
             seconds=ended.seconds,
         )
 
-    async def took(self, event: SyncEvent) -> None:
+    async def on_event(self, event: SyncEvent) -> None:
         self._trainer.loaded()
         match event:
             case trainer_messages.FragmentSent():
-                self._sent(event)
+                assert self._exchange is not None
+                self._trainer.sent(event)
+                codes = self._trainer.line.trainer.codes(event.fragment)
+                self._exchange.sent(
+                    Sent(event.fragment, event.cycle, codes, event.steps, event.tokens)
+                )
             case trainer_messages.FragmentMerged():
                 self._facts.stalled_s += event.waited_s
             case trainer_messages.Yielded(fragment):
                 self._trainer.yielded(fragment)
 
-    def _sent(self, event: trainer_messages.FragmentSent) -> None:
-        assert self._exchange is not None
-        self._trainer.sent(event)
-        codes = self._trainer.line.trainer.codes(event.fragment)
-        self._exchange.sent(Sent(event.fragment, event.cycle, codes, event.steps, event.tokens))
-
-    async def died(self) -> None:
+    async def on_trainer_died(self) -> None:
         self._trainer.died()
 
     def leave(self) -> None:
         """Nothing to do: an exchange begins with a round, or with a fragment, that ends."""
 
-    async def wait_settled(self) -> None:
+    async def wait_idle(self) -> None:
         await self._trainer.wait_all_back()
 
 
@@ -376,18 +375,18 @@ class FragmentAveraging:
 
     @property
     def round(self) -> int:
-        """The last that is over; fragments are stepped within rounds."""
+        """The last round that is over; fragments are stepped within rounds."""
         facts = self._parts.around.facts
         return facts.round if facts.state is PeerState.FINISHED else facts.round - 1
 
     @property
     def senders(self) -> int:
-        """All the others, once there are rounds: one that has finished still heals us."""
+        """The other peers, once there are rounds: one that has finished still heals us."""
         if self._rounds is None:
             return 1
         return len(self._parts.held.view.alive(trio.current_time()))
 
-    def stands_after(self, round_: int) -> None:
+    def set_first_round(self, round_: int) -> None:
         """The vectors hold our first state. What each chunk lacks since, it heals."""
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:

@@ -26,11 +26,11 @@ Rules:
 - D is what the *codes* of the result say, for the owner too.
 - The average adds in the order of the contributions given (sorted peer ids): two owners that admit
   the same peers write the same codes.
-- A factor is one division, rounded to fp32. Factors sum to 1 at most, but for rounding, so the mean
-  of values within a code's bounds cannot overflow.
+- A factor is one division, rounded to fp32. Factors sum to 1 at most, except for rounding, so the
+  mean of values within a code's bounds cannot overflow.
 - One contribution alone is its own average: its codes are the result, not coded a second time.
 - The last cycle of a run is a plain average (`PLAIN_AVERAGE`: lr 1, mu 0): phi - D, the mean of all
-  theta but for what coding takes. Momentum leads to where training goes on; at the end, where it
+  theta except for what coding takes. Momentum leads to where training goes on; at the end, where it
   does not, the mean was better in every arm measured (docs/log.md).
 - A step goes from one state to another and leaves the first as it was, so that it can be taken
   again with another result. Both may be the same memory; then it runs in place.
@@ -68,7 +68,7 @@ LEAST_TRIMMED: Final = 5
 
 
 def num_trimmed(contributions: int) -> int:
-    """How many are left out on either side."""
+    """How many contributions are left out on either side."""
     return TRIMMED_TENTHS * contributions // 10 if contributions >= LEAST_TRIMMED else 0
 
 

@@ -90,7 +90,7 @@ class SpareMemory:
         return lent.data
 
     def _fitting(self, num_bytes: int) -> Memory:
-        """One piece that is large enough, but not much too large; new, if there is none."""
+        """A piece of memory that is large enough, but not much too large; new, if there is none."""
         with suppress(IndexError):  # another thread was faster
             for _ in range(len(self._spare)):
                 memory = self._spare.popleft()
@@ -111,7 +111,7 @@ FIRST_RESULTS: Final = 2.0
 """How long a chunk's first results may be, in lengths of our own contribution, which is about as
 long as others' for as many steps: a mean is not longer."""
 FIRST_OF_CHUNK: Final = 16.0
-"""The same in lengths of the chunk, for a peer that has sent nothing: early steps move weights by
+"""That bound in lengths of the chunk, for a peer that has sent nothing: early steps move weights by
 more than they are."""
 
 
@@ -159,7 +159,7 @@ class OuterFragments:
 
     # --- sizes ------------------------------------------------------------------------------------
     def chunk_values(self, fragment: int, chunk: int) -> int:
-        """Padding included."""
+        """How many values a chunk has, padding included."""
         start, stop = self.fragments[fragment].chunks[chunk]
         return stop - start
 
@@ -193,7 +193,7 @@ class OuterFragments:
 
     # --- what the core orders ---------------------------------------------------------------------
     def carry_out(self, order: commands.WriteOrder) -> Mapping[int, Stamp]:
-        """Returned are the stamps of what was written, or of chunks that were spoilt."""
+        """Returns the stamps of what was written, or of chunks that were corrupted."""
         match order:
             case commands.Verify(fragment, cycles):
                 return self.verify(fragment, cycles)
@@ -235,7 +235,7 @@ class OuterFragments:
     def is_plausible(
         self, fragment: int, result: commands.ResultArrived, *, again: bool = False
     ) -> bool:
-        """Whether a result moves its chunk no further than results of late can explain.
+        """Whether a result moves its chunk no further than recent results can explain.
 
         All have seen the same results, so nearly always all judge the same; else one heals.
         """
@@ -295,23 +295,23 @@ class OuterFragments:
         self._checks[fragment, chunk] = self._check(fragment, chunk)
 
     def verify(self, fragment: int, cycles: Sequence[int]) -> dict[int, Stamp]:
-        """Chunks that are no longer what was written: their memory, and each difference, is spoilt.
+        """Chunks that are no longer what was written: their memory is corrupted.
 
         Under the stamps that are returned, which are behind all others', they are left out of the
         averages, and healed.
         """
-        spoilt = {}
+        corrupted = {}
         for chunk, cycle in enumerate(cycles):
             now = self._check(fragment, chunk)
             if now != self._checks[fragment, chunk]:
                 self._checks[fragment, chunk] = now
-                spoilt[chunk] = self._stamp(fragment, chunk, cycle, 0, 0)
-        return spoilt
+                corrupted[chunk] = self._stamp(fragment, chunk, cycle, 0, 0)
+        return corrupted
 
     def fitting(
         self, fragment: int, states: Iterable[tuple[int, Stamp]]
     ) -> list[tuple[int, Stamp]]:
-        """Those of these stamps, each with its cycle, that the values here have."""
+        """The stamps among these, each with its cycle, that the values here have."""
         return [
             (cycle, stamp)
             for cycle, stamp in states

@@ -113,7 +113,9 @@ RoundOutcome = Averaged | Skipped
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class AverageEnded:
+    """How an average ended, and how long the search and the exchange took."""
+
     own: OwnVector
     outcome: RoundOutcome
     match_s: float
@@ -134,7 +136,7 @@ async def open_talk(network: Network, peer_id: PeerId) -> AsyncIterator[Conversa
 # --- stripes --------------------------------------------------------------------------------------
 
 
-class Stripes:
+class StripedTransfer:
     """Moves one vector each way in pieces; `whole` is set when every piece of theirs is here."""
 
     def __init__(self, own: memoryview, may_send: trio.Event) -> None:
@@ -149,7 +151,7 @@ class Stripes:
         self._last_byte_s = trio.current_time()
 
     def expect(self, into: memoryview) -> None:
-        """It is known how long theirs is: pieces of it go there."""
+        """Pieces of the partner's vector go into this buffer; its length is known now."""
         self._into, self._incoming = into, Incoming(len(into))
         self._expected.set()
 
@@ -200,7 +202,7 @@ class Stripes:
         if self._incoming.is_whole:
             self.whole.set()
             for scope in self._receiving:
-                scope.cancel()  # nothing comes any more; a stream that waits loses nothing
+                scope.cancel()  # nothing more comes; a stream that waits loses nothing
 
     def _place(self, piece: Piece, num_bytes: int) -> memoryview:
         self._incoming.announce(piece.start, num_bytes)
@@ -221,7 +223,7 @@ class ExchangeSession:
         following: we were asked; the other side begins, and opens the stripes.
 
     Attributes:
-        over: set when no stream of the exchange is needed any more.
+        over: set when no stream of the exchange is needed any longer.
     """
 
     def __init__(
@@ -253,7 +255,7 @@ class ExchangeSession:
         self._may_send = trio.Event()
         if not following:
             self._may_send.set()
-        self._stripes: Stripes | None = None
+        self._stripes: StripedTransfer | None = None
         self._joined: list[Conversation] = []
         self._nursery: trio.Nursery | None = None
         self._scope = trio.CancelScope()
@@ -349,7 +351,7 @@ class ExchangeSession:
             self._nursery = nursery
             nursery.start_soon(self._send)
             if self._num_stripes:
-                stripes = self._stripes = Stripes(self._own.sent, self._may_send)
+                stripes = self._stripes = StripedTransfer(self._own.sent, self._may_send)
                 if not self._reading.packs:
                     stripes.expect(self._reading.room(packed=0))
                 nursery.start_soon(self._take_pieces, stripes)
@@ -360,12 +362,12 @@ class ExchangeSession:
                         nursery.start_soon(self._carry, stripes)
             await self._receive()
 
-    async def _take_pieces(self, stripes: Stripes) -> None:
+    async def _take_pieces(self, stripes: StripedTransfer) -> None:
         await stripes.watch()
         await self._head_came.wait()
         await self._vector_arrived()
 
-    async def _carry(self, stripes: Stripes) -> None:
+    async def _carry(self, stripes: StripedTransfer) -> None:
         """Open a stripe, and keep it open until the exchange is over."""
         async with open_talk(self._network, self._talk.remote_peer_id) as talk:
             await talk.send(Join(self.name))

@@ -83,7 +83,7 @@ class Agreement:
             meeting=meeting,
         )
 
-    def unfit(self, proposal: Propose) -> Refusal | None:
+    def refusal_of(self, proposal: Propose) -> Refusal | None:
         """Why a proposal cannot be ours to accept; None when it can."""
         if proposal.group != self.group:
             sentence = other_group_sentence(self.group, proposal.group)
@@ -110,8 +110,6 @@ class HeldProposal:
     Attributes:
         decided: set when it is answered, or its proposer has gone.
         own: what we bring; None unless we accept.
-        over: set when nothing comes of it any more.
-        outcome: of the exchange; None where there was none, or they had gone before.
     """
 
     proposal: Propose
@@ -119,8 +117,6 @@ class HeldProposal:
     own: OwnVector | None = None
     exchange_s: float = 0.0
     refusal: RefusalReason | None = None
-    over: trio.Event = field(default_factory=trio.Event)
-    outcome: RoundOutcome | None = None
 
     def accept(self, own: OwnVector, exchange_s: float) -> None:
         self.own, self.exchange_s = own, exchange_s
@@ -130,9 +126,30 @@ class HeldProposal:
         self.refusal = reason
         self.decided.set()
 
+    async def send_refusal(self, talk: Conversation) -> None:
+        assert self.refusal is not None
+        sentence = f"your round {self.proposal.round} is not possible with me: {self.refusal}"
+        await talk.refuse(self.refusal, sentence)
+
+    async def wait_decided(self, stream: Stream, on_gone: Callable[[], None]) -> None:
+        """Wait for our answer; `on_gone` is called at the moment when the proposer goes away."""
+        if self.decided.is_set():
+            return
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                with suppress(StreamLost):
+                    await stream.receive_some(1)  # a proposer that waits sends nothing
+                on_gone()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            await self.decided.wait()
+            nursery.cancel_scope.cancel()
+
 
 class Exchanges:
-    """One at a time is run; its partner's codes lie in one buffer, reused by the next."""
+    """The exchanges of one vector. One runs at a time, so all share one receive buffer."""
 
     def __init__(self, agreement: Agreement, network: Network, packer: Packer) -> None:
         self.agreement = agreement
@@ -158,39 +175,10 @@ class Exchanges:
         exchange = self._prepare(talk, own, answer.round, answer.stripes, following=False)
         return await exchange.run(trio.current_time() + exchange_s)
 
-    async def hold(
-        self,
-        talk: Conversation,
-        stream: Stream,
-        held: HeldProposal,
-        among: dict[PeerId, HeldProposal],
-        on_gone: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Hold a proposal until it is decided, answer it, and exchange vectors if that is yes.
-
-        Args:
-            among: those that wait, this one too; it is taken out when it is decided.
-            on_gone: called at the moment at which its proposer goes away.
-        """
-        peer_id, proposal = stream.remote_peer_id, held.proposal
-        try:
-            try:
-                await _decided(stream, held.decided, on_gone)
-            finally:
-                del among[peer_id]
-            if held.refusal is not None:
-                sentence = f"your round {proposal.round} is not possible with me: {held.refusal}"
-                await talk.refuse(held.refusal, sentence)
-            elif held.own is not None:
-                held.outcome = Skipped(SkipReason.LEAVING, peer_id)
-                held.outcome = await self._accept(talk, held.own, proposal, held.exchange_s)
-        finally:
-            held.over.set()
-
-    async def _accept(
-        self, talk: Conversation, own: OwnVector, proposal: Propose, exchange_s: float
+    async def accept(
+        self, talk: Conversation, proposal: Propose, own: OwnVector, exchange_s: float
     ) -> RoundOutcome | None:
-        """Say yes; None where they had gone before they sent anything."""
+        """Say yes, and exchange vectors; None where they had gone before they sent anything."""
         num_stripes = min(proposal.stripes, self.agreement.stripes)
         # Before the answer is out: a stripe may come as soon as they have it.
         exchange = self._prepare(talk, own, proposal.round, num_stripes, following=True)
@@ -254,19 +242,3 @@ class Exchanges:
         averaged = exchange.machine.state is ExchangeState.AVERAGED
         outcome = SettledOutcome.AVERAGED if averaged else SettledOutcome.SKIPPED
         return SettledReply(question.exchange, outcome)
-
-
-async def _decided(stream: Stream, decided: trio.Event, on_gone: Callable[[], None]) -> None:
-    if decided.is_set():
-        return
-    async with trio.open_nursery() as nursery:
-
-        async def watch() -> None:
-            with suppress(StreamLost):
-                await stream.receive_some(1)  # a proposer that waits sends nothing
-            on_gone()
-            nursery.cancel_scope.cancel()
-
-        nursery.start_soon(watch)
-        await decided.wait()
-        nursery.cancel_scope.cancel()

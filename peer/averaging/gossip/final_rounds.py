@@ -5,14 +5,14 @@ steps: the trainer's snapshot is averaged. The loss of our replica is measured b
 that of the mean after the last (by the round loop).
 
 Of the two sides of a meeting one asks until the other has come to the same meeting; the other waits
-to be asked. A proposal that comes before its turn is held (at most MAX_HELD_PROPOSALS). A peer
-that waits may wait in vain, for a partner with another roster has another plan; so it asks too
-now and then, and is refused with the reason.
+to be asked. A proposal that comes before its turn is held (at most MAX_HELD_PROPOSALS). The
+waiting side may wait in vain, because a partner with another roster has another plan. So it also
+asks from time to time, and the refusal tells it why.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import trio
@@ -22,7 +22,7 @@ from peer.observe.event_names import EventName
 from peer.observe.events import Events
 from peer.process.rejoin import join_the_finished
 from peer.rounds.validation import Validation
-from peer.rounds.way import AveragingParts, Company, TrainerLine
+from peer.rounds.way import AveragingParts, Candidates, TrainerLine
 from peer.runtime import PeerId, Stream
 from protocol.errors import LocoError, Refused
 from protocol.gossip.final_averaging import MIN_WAIT_S, Meeting, meetings, roster_digest
@@ -31,7 +31,7 @@ from protocol.limits import MAX_HELD_PROPOSALS
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import Propose
 
-from .exchange_session import Averaged, OwnVector, RoundOutcome, Settled, Skipped, open_talk
+from .exchange_session import Averaged, AverageEnded, OwnVector, RoundOutcome, Skipped, open_talk
 from .exchanges import Exchanges, HeldProposal, note_refused
 
 
@@ -53,7 +53,7 @@ class FinalRounds:
         self._wanted = parts.spec.sync.final_averaging
         self._facts, self._events = parts.around.facts, parts.around.events
         self._view = parts.held.view
-        self._company = parts.company_of(0)
+        self._candidates = parts.candidates_of(0)
         self._validation = validation
         self._wait_rounds = MAX_EXCHANGE_ROUNDS if waits_for_exchanges else WAIT_ROUNDS
         self._planned: list[Meeting] = []
@@ -90,7 +90,7 @@ class FinalRounds:
         facts = self._facts
         facts.replica_loss, facts.ended = facts.validation_loss, True
         self._averaged_before = facts.averaged
-        self._company.announce(None)
+        self._candidates.announce(None)
         if self._wanted:
             facts.now_doing("waiting for the others to finish training")
             await self._plan(held)
@@ -105,13 +105,13 @@ class FinalRounds:
         self._events.emit(EventName.FINAL_AVERAGING, peers=len(roster), meetings=len(self._planned))
 
     async def _roster(self) -> list[PeerId]:
-        """All that take part: those that have ended when all have, or when we wait no longer."""
+        """The peers that take part: those that have ended when all have, or our wait is over."""
         # How long the others may take to end: a peer that is further behind is not waited for.
         wait_s = max(MIN_WAIT_S, self._wait_rounds * self._facts.round_s)
         with trio.move_on_after(wait_s):
-            while self._company.present(ended=False) or self._is_cut_off():
-                await self._company.changed()
-        return [self._facts.peer_id, *self._company.present(ended=True)]
+            while self._candidates.present(ended=False) or self._is_cut_off():
+                await self._candidates.changed()
+        return [self._facts.peer_id, *self._candidates.present(ended=True)]
 
     def _is_cut_off(self) -> bool:
         """Whether there were others, and we see nobody: then links may come back."""
@@ -123,6 +123,19 @@ RETRY_S: Final = 1.0
 """Between two tries to reach a partner, and two looks whether one that should call is there."""
 
 
+@dataclass(slots=True)
+class _Call(HeldProposal):
+    """A proposal for a planned meeting.
+
+    Attributes:
+        over: set when nothing more comes of it.
+        outcome: of the exchange; None where there was none.
+    """
+
+    over: trio.Event = field(default_factory=trio.Event)
+    outcome: RoundOutcome | None = None
+
+
 class FinalMeetings:
     """The planned meetings of one fragment. `Gossip` hands over proposals that belong to them.
 
@@ -130,13 +143,13 @@ class FinalMeetings:
         disagreements: meetings left out because the partner sees another roster than we.
     """
 
-    def __init__(self, exchanges: Exchanges, *, company: Company, events: Events) -> None:
+    def __init__(self, exchanges: Exchanges, *, candidates: Candidates, events: Events) -> None:
         self._exchanges = exchanges
-        self._company = company
+        self._candidates = candidates
         self._events = events
         self._roster: str | None = None
         self._number = 0
-        self._calls: dict[PeerId, HeldProposal] = {}
+        self._calls: dict[PeerId, _Call] = {}
         self._called = trio.Event()
         self.disagreements = 0
 
@@ -146,7 +159,7 @@ class FinalMeetings:
             if call.proposal.roster != roster:
                 call.refuse(RefusalReason.OTHER_ROSTER)
 
-    async def meet(self, own: OwnVector, meeting: Meeting, wait_s: float) -> Settled:
+    async def meet(self, own: OwnVector, meeting: Meeting, wait_s: float) -> AverageEnded:
         """Exchange vectors with the partner of a planned meeting.
 
         Args:
@@ -163,7 +176,7 @@ class FinalMeetings:
         self._number = meeting.number + 1
         seconds = trio.current_time() - began_s
         exchanged = isinstance(outcome, Averaged)
-        return Settled(own, outcome, *((0.0, seconds) if exchanged else (seconds, 0.0)))
+        return AverageEnded(own, outcome, *((0.0, seconds) if exchanged else (seconds, 0.0)))
 
     async def _ask(
         self, own: OwnVector, meeting: Meeting, wait_s: float, patience: trio.CancelScope
@@ -191,7 +204,7 @@ class FinalMeetings:
         return agreement.proposal(own, roster=self._roster, meeting=meeting.number)
 
     def _is_present(self, peer_id: PeerId) -> bool:
-        return peer_id in self._company.present(ended=True)
+        return peer_id in self._candidates.present(ended=True)
 
     async def _wait(
         self, own: OwnVector, meeting: Meeting, wait_s: float, patience: trio.CancelScope
@@ -242,10 +255,23 @@ class FinalMeetings:
             sentence = f"meeting {proposal.meeting} is not possible with me: {refusal}"
             await talk.refuse(refusal, sentence)
             return
-        call = self._calls[peer_id] = HeldProposal(proposal)
+        call = self._calls[peer_id] = _Call(proposal)
         self._called.set()
         self._called = trio.Event()
-        await self._exchanges.hold(talk, stream, call, self._calls)
+        try:
+            try:
+                await call.wait_decided(stream, on_gone=lambda: None)
+            finally:
+                del self._calls[peer_id]
+            if call.refusal is not None:
+                await call.send_refusal(talk)
+            elif call.own is not None:
+                call.outcome = Skipped(SkipReason.LEAVING, peer_id)
+                call.outcome = await self._exchanges.accept(
+                    talk, proposal, call.own, call.exchange_s
+                )
+        finally:
+            call.over.set()
 
     def _reason_to_refuse(self, peer_id: PeerId, proposal: Propose) -> RefusalReason | None:
         if self._roster is not None and proposal.roster != self._roster:

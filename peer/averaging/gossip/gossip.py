@@ -10,6 +10,7 @@ Other peers come in through `GossipServer`.
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import trio
 
@@ -17,7 +18,7 @@ from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
-from peer.rounds.way import Company
+from peer.rounds.way import Candidates
 from peer.runtime import Network, PeerId, Stream, Work
 from protocol.errors import LocoError, Refused
 from protocol.gossip import matchmaking as mm
@@ -26,7 +27,7 @@ from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import AskSettled, Join, Propose
 from protocol.wire.versions import GOSSIP
 
-from .exchange_session import STALL_S, OwnVector, RoundOutcome, Settled, Skipped, open_talk
+from .exchange_session import STALL_S, AverageEnded, OwnVector, RoundOutcome, Skipped, open_talk
 from .exchanges import Agreement, Exchanges, HeldProposal, note_refused
 from .final_rounds import FinalMeetings
 from .packing import Packer
@@ -34,17 +35,18 @@ from .packing import Packer
 
 @dataclass(slots=True)
 class _Attempt:
-    """Our own closed round, until it is settled."""
+    """Our own closed round, until its average has ended."""
 
     own: OwnVector
     exchange_s: float
+    on_paired: Callable[[], None] | None
     done: trio.Event = field(default_factory=trio.Event)
     outcome: RoundOutcome | None = None
     paired_s: float | None = None
 
 
 class Gossip:
-    """All proposals and exchanges of one vector. `run` must be running.
+    """The proposals and exchanges of one vector. `run` must be running.
 
     Args:
         refused: counts proposals that can never be ours to accept, by reason.
@@ -52,7 +54,6 @@ class Gossip:
     Attributes:
         packer: to be told what our vectors are averaged with.
         meetings: the planned ones at the end of the run.
-        on_paired: called when a partner is found.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Gossip:
         network: Network,
         work: Work,
         *,
-        company: Company,
+        candidates: Candidates,
         events: Events,
         refused: Counter[RefusalReason],
         packing: PackingFacts | None = None,
@@ -69,12 +70,11 @@ class Gossip:
         self.agreement = agreement
         self.packer = Packer(agreement.codec, agreement.vectors, work, packing or PackingFacts())
         self.exchanges = Exchanges(agreement, network, self.packer)
-        self.meetings = FinalMeetings(self.exchanges, company=company, events=events)
-        self._company = company
+        self.meetings = FinalMeetings(self.exchanges, candidates=candidates, events=events)
+        self._candidates = candidates
         self._events = events
         self._refused_for_good = refused
         self._matchmaker = mm.Matchmaker(agreement.group, network.peer_id, agreement.inner_steps)
-        self.on_paired: Callable[[], None] | None = None
         self._attempt: _Attempt | None = None
         self._asking: dict[tuple[PeerId, int], trio.CancelScope] = {}
         self._held: dict[PeerId, HeldProposal] = {}
@@ -95,46 +95,52 @@ class Gossip:
                 self._do(self._matchmaker.tick(trio.current_time()))
 
     async def average(
-        self, own: OwnVector, *, fresh_s: float, search_s: float, exchange_s: float
-    ) -> Settled:
+        self,
+        own: OwnVector,
+        *,
+        fresh_s: float,
+        search_s: float,
+        exchange_s: float,
+        on_paired: Callable[[], None] | None = None,
+    ) -> AverageEnded:
         """Find a partner for a closed round, and exchange vectors.
 
         Args:
             own: our contribution; its payload must lie still until this returns.
-            fresh_s: how long only a partner that was not met of late will do.
+            fresh_s: how long only a partner that was not met recently will do.
         """
         packed = replace(own, packed=await self.packer.packed(own.payload))
         freed_s = trio.current_time()
-        attempt = self._attempt = _Attempt(packed, exchange_s)
-        self._company.announce(own.snapshot)
+        attempt = self._attempt = _Attempt(packed, exchange_s, on_paired)
+        self._candidates.announce(own.snapshot)
         self._see(own.snapshot)
         fresh_until_s, search_until_s = freed_s + fresh_s, freed_s + search_s
-        self._do(self._matchmaker.look(freed_s, own.snapshot, fresh_until_s, search_until_s))
+        self._do(self._matchmaker.search(freed_s, own.snapshot, fresh_until_s, search_until_s))
         try:
             await attempt.done.wait()
         finally:
-            self._do(self._matchmaker.settled(own.round))
-            self._company.announce(None)
+            self._do(self._matchmaker.end(own.round))
+            self._candidates.announce(None)
         ended_s = trio.current_time()
         paired_s = ended_s if attempt.paired_s is None else attempt.paired_s
         outcome = attempt.outcome or Skipped(SkipReason.LEAVING)
-        return Settled(own, outcome, paired_s - freed_s, ended_s - paired_s)
+        return AverageEnded(own, outcome, paired_s - freed_s, ended_s - paired_s)
 
     def doubt(self, peer_id: PeerId, fault: Fault | None) -> None:
         """Let a peer rest; without a fault nothing is held against it."""
         if fault is not None:
-            self._company.blame(peer_id, fault)
+            self._candidates.blame(peer_id, fault)
         self._matchmaker.doubt(trio.current_time(), peer_id)
 
     # --- the matchmaker's side --------------------------------------------------------------------
     async def _watch(self) -> None:
         while True:
-            await self._company.changed()
+            await self._candidates.changed()
             if self._attempt is not None and self._matchmaker.is_looking:
                 self._see(self._attempt.own.snapshot)
 
     def _see(self, own: mm.RoundSnapshot) -> None:
-        free, present = self._company.free(), self._company.present(ended=own.final)
+        free, present = self._candidates.free(), self._candidates.present(ended=own.final)
         self._do(self._matchmaker.seen(trio.current_time(), free, len(present)))
 
     def _do(self, commands: Iterable[mm.MatchCommand]) -> None:
@@ -160,11 +166,11 @@ class Gossip:
         attempt = self._attempt
         assert attempt is not None
         attempt.paired_s = trio.current_time()
-        if self.on_paired is not None:
-            self.on_paired()
+        if attempt.on_paired is not None:
+            attempt.on_paired()
         if proposed is not None and (held := self._held.get(peer_id)) is not None:
             held.accept(attempt.own, attempt.exchange_s)
-        self._company.announce(None)
+        self._candidates.announce(None)
         self._events.emit(EventName.PROPOSAL_ACCEPTED, round=round_, remote=peer_id)
 
     def _finish(self, round_: int, outcome: RoundOutcome) -> None:
@@ -208,9 +214,9 @@ class Gossip:
     # --- being asked ------------------------------------------------------------------------------
     async def proposed(self, talk: Conversation, stream: Stream, proposal: Propose) -> None:
         """Answer a proposal, and exchange vectors if that is yes."""
-        if (unfit := self.agreement.unfit(proposal)) is not None:
-            self._refused_for_good[unfit.reason] += 1
-            await talk.send(unfit, stall_s=STALL_S)
+        if (refusal := self.agreement.refusal_of(proposal)) is not None:
+            self._refused_for_good[refusal.reason] += 1
+            await talk.send(refusal, stall_s=STALL_S)
         elif proposal.roster is not None:
             await self.meetings.called(talk, stream, proposal)
         elif stream.remote_peer_id in self._held:
@@ -221,26 +227,34 @@ class Gossip:
     async def _proposed(self, talk: Conversation, stream: Stream, proposal: Propose) -> None:
         peer_id, now_s = stream.remote_peer_id, trio.current_time()
         held = self._held[peer_id] = HeldProposal(proposal)
-
-        def gone() -> None:
-            if held.own is None:
-                self._withdrawn(peer_id, proposal.round)
-            else:  # in the very tick in which it was accepted
-                held.own = None
-                self._look_on(peer_id, proposal.round)
-            held.decided.set()
-
+        on_gone = partial(self._proposer_left, peer_id, held)
         try:
             snapshot = mm.RoundSnapshot(proposal.round, proposal.step, proposal.final)
             self._do(self._matchmaker.asked(now_s, peer_id, snapshot))
-            await self.exchanges.hold(talk, stream, held, self._held, gone)
+            await held.wait_decided(stream, on_gone)
         finally:
+            del self._held[peer_id]
             if not held.decided.is_set():
-                gone()
-            elif held.own is not None and held.outcome is not None:
-                self._finish(held.own.round, held.outcome)
-        if held.own is not None and held.outcome is None:
-            self._look_on(peer_id, proposal.round)
+                on_gone()
+        if held.refusal is not None:
+            await held.send_refusal(talk)
+        elif held.own is not None:
+            outcome: RoundOutcome | None = Skipped(SkipReason.LEAVING, peer_id)
+            try:
+                outcome = await self.exchanges.accept(talk, proposal, held.own, held.exchange_s)
+            finally:
+                if outcome is not None:
+                    self._finish(held.own.round, outcome)
+            if outcome is None:
+                self._look_on(peer_id, proposal.round)
+
+    def _proposer_left(self, peer_id: PeerId, held: HeldProposal) -> None:
+        if held.own is None:
+            self._withdrawn(peer_id, held.proposal.round)
+        else:  # in the very tick in which it was accepted
+            held.own = None
+            self._look_on(peer_id, held.proposal.round)
+        held.decided.set()
 
     def _look_on(self, peer_id: PeerId, proposed: int) -> None:
         """Our yes came too late: they had gone before they sent anything."""
@@ -249,7 +263,7 @@ class Gossip:
         attempt.paired_s = None
         sentence = "they had gone before they sent anything"
         note_refused(self._events, attempt.own.round, peer_id, "withdrawn", sentence)
-        self._company.announce(attempt.own.snapshot)
+        self._candidates.announce(attempt.own.snapshot)
         self._withdrawn(peer_id, proposed)
 
     def _withdrawn(self, peer_id: PeerId, proposed: int) -> None:
@@ -288,6 +302,6 @@ class GossipServer:
                 await talk.send(answer, stall_s=STALL_S)
 
     def _exchanges(self, peer_id: PeerId, name: str) -> Exchanges:
-        """Those that know the exchange of this name with that peer, else the first."""
+        """The exchanges that know one of this name with that peer, else the first."""
         every = [gossip.exchanges for gossip in self._gossips]
         return next((one for one in every if one.remembers(peer_id, name)), every[0])

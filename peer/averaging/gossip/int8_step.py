@@ -82,7 +82,7 @@ def step_blocks(
 
 
 @kernel("UniTuple(float64, 2)(int8[::1], uint16[::1], int8[::1], uint16[::1], int64, int64)")
-def apart_blocks(
+def distance_blocks(
     own_codes: Array,
     own_scales: Array,
     other_codes: Array,

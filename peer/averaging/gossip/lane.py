@@ -8,11 +8,10 @@ partner the n = 1 step is taken, and in the final averaging none.
 A partner's vector is held against those of the partners before (protocol/plausible.py). One that is
 too far away is not averaged with, and its peer rests; one that is further than usual pulls no more
 than one at a little more than the usual distance; both go with the steps since partners moved us.
-Before there were any, our own last move says what is usual, and later what is usual at the least.
-In the final averaging the distances of the rounds before it hold: those of honest peers are no
-longer, so their mean is exact, unless one was alone for some rounds before; it counts less then.
-Nothing is remembered there, for with each meeting peers are nearer to each other, and our own move
-says nothing.
+Before the first partner, our own last move stands for the usual distance; later it is its lower
+bound. The final averaging uses the distances of the rounds before it. Honest peers are within them,
+so the mean is exact; a peer that was alone for some rounds counts less. Nothing is remembered
+there, because with each meeting peers are nearer to each other, and our own move says nothing.
 
 What is plausible is tried then: the step is taken, the trainer tells what its merge would do to our
 loss, and if that does not help (protocol/gossip/helping.py) the partner is taken out of the step
@@ -41,7 +40,7 @@ from protocol.membership.book import Fault
 from protocol.outcomes import SkipReason
 from protocol.plausible import Plausibility
 
-from .exchange_session import Averaged, OwnVector, Settled, Skipped
+from .exchange_session import Averaged, AverageEnded, OwnVector, Skipped
 from .gossip import Gossip
 from .outer_step import OuterState
 
@@ -92,38 +91,46 @@ class PairLane:
             digest = blake3.blake3(payload).hexdigest(length=16)
         return OwnVector(round, step, self._facts.ended, steps, tokens, digest, payload)
 
-    async def average(self, own: OwnVector, meeting: Meeting | None, meanwhile: float) -> Settled:
+    async def average(
+        self,
+        own: OwnVector,
+        meeting: Meeting | None,
+        meanwhile: float,
+        on_paired: Callable[[], None] | None = None,
+    ) -> AverageEnded:
         """Find a partner for a snapshot and exchange vectors.
 
         Args:
             meeting: of the final averaging's plan; None for any peer that is free.
             meanwhile: nominal steps until the next snapshot is due; 0 if training waits.
+            on_paired: called when a partner is found, but not for a planned meeting.
         """
         round_s = self._facts.round_s
         exchange_s = max(MIN_EXCHANGE_S, MAX_EXCHANGE_ROUNDS * round_s)
         # For so long a partner may be awaited at no cost, exchange included.
         slack_s = round_s * meanwhile / self._inner_steps
         if meeting is None:
-            settled = await self.gossip.average(
+            ended = await self.gossip.average(
                 own,
                 fresh_s=self._patience.for_fresh_s(slack_s),
                 search_s=max(MIN_SEARCH_S, WAIT_ROUNDS * round_s, self._facts.own_round_s),
                 exchange_s=exchange_s,
+                on_paired=on_paired,
             )
         else:
-            settled = await self.gossip.meetings.meet(own, meeting, exchange_s)
-        if isinstance(settled.outcome, Averaged):
-            self._patience.exchanged(settled.match_s, settled.exchange_s, slack_s)
-        return settled
+            ended = await self.gossip.meetings.meet(own, meeting, exchange_s)
+        if isinstance(ended.outcome, Averaged):
+            self._patience.exchanged(ended.match_s, ended.exchange_s, slack_s)
+        return ended
 
     async def apply(
-        self, settled: Settled, meeting: Meeting | None, train_s: float, trial: Trial
+        self, ended: AverageEnded, meeting: Meeting | None, train_s: float, trial: Trial
     ) -> None:
         """Take the outer step, have it tried, and count how averaging ended."""
         started_s = trio.current_time()
-        self._plausibility.trained(settled.own.steps)
-        settled, share = await self._judged(settled, meeting)
-        own, outcome = settled.own, settled.outcome
+        self._plausibility.trained(ended.own.steps)
+        ended, share = await self._judged(ended, meeting)
+        own, outcome = ended.own, ended.outcome
         partner = outcome.payload if isinstance(outcome, Averaged) else None
         own_share = 0.5 if meeting is None else meeting.own_share
         if share != 1.0:
@@ -132,76 +139,78 @@ class PairLane:
         async with self._lock:
             distance = await self._work.run(step, own.payload, partner)
         if meeting is None:
-            settled = await self._helped(settled, own_share, trial)
+            ended = await self._helped(ended, own_share, trial)
         if distance is not None:
             self._facts.replica_distance = distance
             self._facts.pipeline.replicas_apart = self.outer.replicas_apart
-        self._count(settled)
+        self._count(ended)
         apply_s = trio.current_time() - started_s
-        self._observe_round(RoundTiming(train_s, settled.match_s, settled.exchange_s, apply_s))
+        self._observe_round(RoundTiming(train_s, ended.match_s, ended.exchange_s, apply_s))
 
-    async def _judged(self, settled: Settled, meeting: Meeting | None) -> tuple[Settled, float]:
+    async def _judged(
+        self, ended: AverageEnded, meeting: Meeting | None
+    ) -> tuple[AverageEnded, float]:
         """Hold the partner's vector against those before; how much it counts, 1 as ours."""
-        own, outcome = settled.own, settled.outcome
+        own, outcome = ended.own, ended.outcome
         if not isinstance(outcome, Averaged):
             if outcome.reason is SkipReason.BAD_VECTOR and outcome.partner_id is not None:
                 self.gossip.doubt(outcome.partner_id, Fault.BAD_VECTOR)
-            return settled, 1.0
-        apart = await self._work.run(self.outer.apart, own.payload, outcome.payload)
-        moved = 0.0 if meeting else await self._moved(own.payload, apart.distance)
-        expected = min(EXPECTED_AT_FIRST * moved, apart.own) or math.inf
+            return ended, 1.0
+        distances = await self._work.run(self.outer.distances, own.payload, outcome.payload)
+        moved = 0.0 if meeting else await self._moved(own.payload, distances.distance)
+        expected = min(EXPECTED_AT_FIRST * moved, distances.own) or math.inf
         farthest = FARTHEST_AT_FIRST if moved else FARTHEST_WHOLE
         share = self._plausibility.share(
             outcome.partner_id,
-            apart.distance,
-            farthest * apart.own,
+            distances.distance,
+            farthest * distances.own,
             expected=expected,
             least=moved,
             their_steps=outcome.steps,
             remember=not own.final,
-            whole=meeting is not None and not meeting.own_share,
+            replaces_ours=meeting is not None and not meeting.own_share,
         )
         if share is not None:
             await self.gossip.packer.learn(own.payload, outcome.payload)
-            return settled, share
+            return ended, share
         self.gossip.doubt(outcome.partner_id, Fault.IMPLAUSIBLE)
-        return replace(settled, outcome=Skipped(SkipReason.IMPLAUSIBLE, outcome.partner_id)), 1.0
+        return replace(ended, outcome=Skipped(SkipReason.IMPLAUSIBLE, outcome.partner_id)), 1.0
 
-    async def _helped(self, settled: Settled, own_share: float, trial: Trial) -> Settled:
+    async def _helped(self, ended: AverageEnded, own_share: float, trial: Trial) -> AverageEnded:
         """Take the partner out of the step if it did not help."""
-        own, outcome = settled.own, settled.outcome
+        own, outcome = ended.own, ended.outcome
         if not isinstance(outcome, Averaged) or self.outer.needs_phi_codes:
-            return settled
+            return ended
         gain = await trial(own)
         if gain is None or self._helpfulness.takes(outcome.partner_id, gain):
-            return settled
+            return ended
         async with self._lock:
             await self._work.run(
                 self.outer.without_partner, own.payload, outcome.payload, own_share
             )
         self._plausibility.not_taken(outcome.partner_id)
         self.gossip.doubt(outcome.partner_id, None)
-        return replace(settled, outcome=Skipped(SkipReason.UNHELPFUL, outcome.partner_id))
+        return replace(ended, outcome=Skipped(SkipReason.UNHELPFUL, outcome.partner_id))
 
     async def _moved(self, own_codes: memoryview, distance: float) -> float:
         """How far we have moved since the last outer step, where it matters at this distance."""
         if self._plausibility.is_usual(distance):
             return 0.0
-        return await self._work.run(self.outer.moved, own_codes)
+        return await self._work.run(self.outer.distance_from_phi, own_codes)
 
-    def _count(self, settled: Settled) -> None:
-        facts, own, outcome = self._facts, settled.own, settled.outcome
+    def _count(self, ended: AverageEnded) -> None:
+        facts, own, outcome = self._facts, ended.own, ended.outcome
         if isinstance(outcome, Averaged):
             facts.count_averaged()
             if facts.replica_distance is not None:
                 facts.distances.append((own.step, facts.replica_distance))
-            facts.count_meeting(outcome.partner_id, settled.exchange_s)
+            facts.count_meeting(outcome.partner_id, ended.exchange_s)
             self._events.emit(
                 EventName.ROUND_AVERAGED,
                 round=own.round,
                 partner=outcome.partner_id,
-                seconds=settled.exchange_s,
-                searched_s=settled.match_s,
+                seconds=ended.exchange_s,
+                searched_s=ended.match_s,
                 distance=facts.replica_distance,
                 step=own.step,
                 age=facts.nominal_step - own.step,

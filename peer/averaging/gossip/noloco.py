@@ -20,24 +20,24 @@ what a fragment weighs. The trainer merges as a difference, so an average may co
     fragment 0   send |-- search, exchange, step --| merge         send |-- ...
     fragment 1              send |-- search, exchange, step --| merge        send |-- ...
 
-- What the trainer sends (peer/training/sync.py) makes a *flight*: contribution, average, outer
-  step, `Merge`. Each fragment has a *lane* (lane.py), with one flight on it at a time. Lanes share
-  the memory of slow weights and momentum, and nothing else.
-- A round of a whole model is closed when its quota is done and the one before is settled; meanwhile
-  it trains on (protocol/schedule/rounds.py). The next one is opened when it is closed. After the
-  last round, without overlap, or alone, that is when it is settled: a peer alone waits for no line,
-  and its training is then the same each time.
+- What the trainer sends (peer/training/sync.py) begins an *average*: contribution, exchange,
+  outer step, `Merge`. Each fragment has a *lane* (lane.py), with one average on it at a time. Lanes
+  share the memory of slow weights and momentum, and nothing else.
+- A round of a whole model is closed when its quota is done and the one before is averaged;
+  meanwhile it trains on (protocol/schedule/rounds.py). The next one is opened when it is closed.
+  After the last round, without overlap, or alone, it is opened when the round is averaged: a peer
+  alone waits for no line, and its training is then the same each time.
 - With fragments, rounds pace data and schedule alone: one is closed when its quota is done.
-- Slow weights are written by one flight at a time, and by none while they are validated.
+- Slow weights are written by one average at a time, and by none while they are validated.
 - A step with a partner is tried by the trainer before it is merged (lane.py), where a try is cheap
   enough. Without a trainer it is not.
-- A flight under way when the trainer dies is ended without a merge, for the next life loads the
-  slow weights. Its codes lie in memory that outlives the trainer.
-- After the training every flight ends. Then come rounds of no steps, in which the trainer sends all
-  that it has, for the meetings of the final averaging (final_rounds.py): all fragments meet the
+- An average under way when the trainer dies is ended without a merge, because the next life loads
+  the slow weights. Its codes lie in memory that outlives the trainer.
+- After the training every average ends. Then come rounds of no steps, in which the trainer sends
+  all that it has, for the meetings of the final averaging (final_rounds.py): all fragments meet the
   same partner, a few at a time. Without final averaging, fragments have one such round, with
   partners as in training, for what was trained since their last moments.
-- With `inner_steps = "auto"` a round is of our own length (own_length.py). Validation goes by
+- With `inner_steps = "auto"` a round is of our own length (own_length.py). Validation counts
   nominal rounds, which are as long for all.
 """
 
@@ -58,6 +58,7 @@ from peer.rounds.way import AveragingParts, TrainerLine
 from peer.training.messages import Ready, RoundClosed, SyncEvent
 from peer.training.ports import StartTrainer
 from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragments_of_run
+from protocol.gossip.final_averaging import Meeting
 from protocol.gossip.helping import trial_blocks
 from protocol.limits import MAX_STRIPES
 from protocol.membership.group import Group
@@ -67,18 +68,18 @@ from protocol.run.layout import Layout
 from protocol.schedule.rounds import OwnRounds, RoundPlan, keep_together
 from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, FragmentSent, Merge, Tried, Try
 
-from .exchange_session import OwnVector
+from .exchange_session import AverageEnded, OwnVector
 from .exchanges import Agreement
 from .final_rounds import FinalMeetings, FinalRounds
 from .gossip import Gossip, GossipServer
-from .lane import PairLane
+from .lane import PairLane, Trial
 from .outer_step import NolocoFactors, OuterState
 from .own_length import OwnLength
 
 # --- rounds ---------------------------------------------------------------------------------------
 
 MEETINGS_AT_ONCE: Final = 4
-"""Fragments that hold a planned meeting at the same time: each after the one so many before it.
+"""Fragments that hold a planned meeting at once: each waits for the one this many before it.
 Both sides keep to that order, so neither waits for what the other has not come to."""
 
 
@@ -100,8 +101,6 @@ class PairRounds:
         )
         self._pace = Pace(sync.round_steps, facts)
         self._own_length = OwnLength(parts.around, parts.held.view) if chooses else None
-        if self._own_length is not None:
-            averaging.lanes[0].gossip.on_paired = self._own_length.paired
         self._finale = FinalRounds(parts, validation, waits_for_exchanges=chooses)
         self._is_whole, self._overlap = sync.pairs.is_whole, sync.overlap
         self._flush_is_due = not (sync.final_averaging or self._is_whole)
@@ -116,10 +115,10 @@ class PairRounds:
         self._measures = False
         self._trials: dict[int, trio.MemorySendChannel[float | None]] = {}
         self._exchanged: dict[int, trio.Event] = {}
-        self._settled = trio.Event()
-        self._settled.set()
+        self._idle = trio.Event()
+        self._idle.set()
         self._is_leaving = False
-        self.flights = 0
+        self.averages_under_way = 0
 
     # --- which rounds are trained -----------------------------------------------------------------
     def enter(self, others: Sequence[Member]) -> None:
@@ -142,7 +141,7 @@ class PairRounds:
 
     async def next_final_round(self) -> RoundPlan | None:
         assert self._line is not None
-        await self._settled.wait()
+        await self._idle.wait()
         if self._flush_is_due:
             self._flush_is_due = False
         elif not await self._finale.goes_on(self._line, self._averaging.meetings):
@@ -150,16 +149,16 @@ class PairRounds:
         return self._rounds.plan(1.0)
 
     # --- what happens to them ---------------------------------------------------------------------
-    def began(self, line: TrainerLine, ready: Ready) -> None:
+    def on_trainer_started(self, line: TrainerLine, ready: Ready) -> None:
         self._line, self._sent, self._measures = line, None, ready.measures
         if not self._averaging.lanes:
             self._averaging.cut(Layout.from_shapes(dict(ready.shapes)))
         self._sent_s = dict.fromkeys(range(len(self._averaging.lanes)), trio.current_time())
 
-    def progressed(self) -> None:
+    def on_progress(self) -> None:
         pass
 
-    async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
+    async def on_round_closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
         """A whole model leaves now. The next round waits for it without overlap, and alone."""
         assert self._line is not None
         self._rounds.closed(closed.step, [m.progress.step for m in others])
@@ -167,49 +166,49 @@ class PairRounds:
         waits = self._rounds.is_over
         if self._is_whole:
             assert self._sent is not None
-            self._fly(self._line, self._sent, closed)
+            self._start_averaging(self._line, self._sent, closed)
             waits = waits or not self._overlap or not others
         elif not waits:
             self._line.nursery.start_soon(self._validate, self._line, closed.round)
         if waits:
-            await self._settled.wait()
+            await self._idle.wait()
 
-    async def took(self, event: SyncEvent) -> None:
+    async def on_event(self, event: SyncEvent) -> None:
         """A fragment was sent, or merged; a whole model leaves when its round is closed."""
         assert self._line is not None
         if isinstance(event, FragmentSent):
             self._sent = event
             if not self._is_whole:
-                self._fly(self._line, event)
+                self._start_averaging(self._line, event)
         elif isinstance(event, Tried):
             self._tried(event.fragment, event.gain)
         elif isinstance(event, FragmentMerged) and self._own_length is not None:
             self._own_length.merged(event.waited_s)
 
-    async def died(self) -> None:
-        """Flights under way need no trainer: let them end."""
+    async def on_trainer_died(self) -> None:
+        """Let averages under way end: they need no trainer."""
         self._measures = False
         for fragment in list(self._trials):
             self._tried(fragment, None)
-        await self._settled.wait()
+        await self._idle.wait()
         self._line = None
 
     def leave(self) -> None:
         self._is_leaving = True
 
-    async def wait_settled(self) -> None:
-        await self._settled.wait()
+    async def wait_idle(self) -> None:
+        await self._idle.wait()
 
-    # --- flights ----------------------------------------------------------------------------------
-    def _fly(
+    # --- averages under way -----------------------------------------------------------------------
+    def _start_averaging(
         self, line: TrainerLine, sent: FragmentSent, closed: RoundClosed | None = None
     ) -> None:
-        """A fragment leaves; with the round that it closes, if it is a whole model."""
+        """Begin the average of a fragment, or of a whole model with the round that it closes."""
         if self._is_leaving:
             return
-        self.flights += 1
-        if self._settled.is_set():
-            self._settled = trio.Event()
+        self.averages_under_way += 1
+        if self._idle.is_set():
+            self._idle = trio.Event()
         before = self._exchanged.get(sent.fragment - MEETINGS_AT_ONCE)
         self._exchanged[sent.fragment] = trio.Event()
         line.nursery.start_soon(self._average, line, sent, closed, before)
@@ -221,39 +220,59 @@ class PairRounds:
         closed: RoundClosed | None,
         before: trio.Event | None,
     ) -> None:
-        """A planned meeting begins when `before` is set."""
+        """Average what was sent, and merge; a planned meeting begins when `before` is set."""
         lane, exchanged = self._averaging.lanes[sent.fragment], self._exchanged[sent.fragment]
         meeting, now_s = self._finale.meeting, trio.current_time()
-        train_s, self._sent_s[sent.fragment] = now_s - self._sent_s[sent.fragment], now_s
+        since_s, self._sent_s[sent.fragment] = now_s - self._sent_s[sent.fragment], now_s
+        train_s, own_length = closed.seconds if closed else since_s, self._own_length
+        on_paired = own_length.paired if own_length is not None else None
         try:
-            own = await lane.contribution(
-                line.trainer.codes(sent.fragment),
-                sent.digest,
-                round=closed.round if closed else lane.outer.round + 1,
-                step=int(self._rounds.step if closed else sent.step),
-                steps=sent.steps,
-                tokens=sent.tokens,
-            )
+            own = await self._contribution(line, sent, closed)
             if meeting is not None and before is not None:
                 await before.wait()
             meanwhile = self._rounds.next_length if self._overlap else 0.0
-            settled = await lane.average(own, meeting, meanwhile)
+            ended = await lane.average(own, meeting, meanwhile, on_paired)
             exchanged.set()
-            async with self._at_rest:
-                await self._validation.wait_idle()
-                started_s = trio.current_time()
-                trial = partial(self._try, line, sent)
-                await lane.apply(settled, meeting, closed.seconds if closed else train_s, trial)
-            if self._own_length is not None and closed is not None:
-                self._own_length.exchanged(settled, trio.current_time() - started_s, closed)
+            trial = partial(self._try, line, sent)
+            apply_s = await self._apply(lane, ended, meeting, train_s, trial)
+            if own_length is not None and closed is not None:
+                own_length.exchanged(ended, apply_s, closed)
             await line.send(Merge(sent.fragment, sent.cycle, ONE_CHUNK, ()))
             if closed and not self._finale.has_begun and self._is_validation_due(closed.round):
                 await self._validation.begin_next(line, closed.round)
         finally:
             exchanged.set()
-            self.flights -= 1
-            if not self.flights:
-                self._settled.set()
+            self.averages_under_way -= 1
+            if not self.averages_under_way:
+                self._idle.set()
+
+    async def _contribution(
+        self, line: TrainerLine, sent: FragmentSent, closed: RoundClosed | None
+    ) -> OwnVector:
+        lane = self._averaging.lanes[sent.fragment]
+        return await lane.contribution(
+            line.trainer.codes(sent.fragment),
+            sent.digest,
+            round=closed.round if closed else lane.outer.round + 1,
+            step=int(self._rounds.step if closed else sent.step),
+            steps=sent.steps,
+            tokens=sent.tokens,
+        )
+
+    async def _apply(
+        self,
+        lane: PairLane,
+        ended: AverageEnded,
+        meeting: Meeting | None,
+        train_s: float,
+        trial: Trial,
+    ) -> float:
+        """Take the outer step while nothing is validated; returns how long that took."""
+        async with self._at_rest:
+            await self._validation.wait_idle()
+            started_s = trio.current_time()
+            await lane.apply(ended, meeting, train_s, trial)
+        return trio.current_time() - started_s
 
     async def _try(self, line: TrainerLine, sent: FragmentSent, own: OwnVector) -> float | None:
         """Ask the trainer what a merge would gain, if it is worth the time."""
@@ -302,7 +321,7 @@ class PairAveraging:
         self.lock = trio.Lock()
         self.lanes: list[PairLane] = []
         self._is_cut = trio.Event()
-        self._stands_after = -1
+        self._first_round = -1
         self._rounds: PairRounds | None = None
         if self._is_whole:
             self._fill([Fragment(0, ((0, parts.slow_P.size),), ())])
@@ -317,12 +336,12 @@ class PairAveraging:
 
     @property
     def senders(self) -> int:
-        return max(1, self._rounds.flights) if self._rounds else 1
+        return max(1, self._rounds.averages_under_way) if self._rounds else 1
 
-    def stands_after(self, round_: int) -> None:
-        self._stands_after = round_
+    def set_first_round(self, round_: int) -> None:
+        self._first_round = round_
         for lane in self.lanes:
-            lane.outer.stands_after(round_)
+            lane.outer.set_first_round(round_)
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
         parts = self._parts
@@ -345,7 +364,7 @@ class PairAveraging:
     def _fill(self, fragments: Sequence[Fragment]) -> None:
         for fragment in fragments:
             lane = self._lane(fragment, len(fragments))
-            lane.outer.stands_after(self._stands_after)
+            lane.outer.set_first_round(self._first_round)
             self.lanes.append(lane)
         self._is_cut.set()
 
@@ -380,7 +399,7 @@ class PairAveraging:
             agreement,
             parts.around.network,
             parts.around.work,
-            company=parts.company_of(fragment.index),
+            candidates=parts.candidates_of(fragment.index),
             events=events,
             refused=parts.around.facts.refused,
             packing=parts.around.facts.packing,

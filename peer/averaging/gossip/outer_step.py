@@ -78,7 +78,7 @@ class NolocoFactors:
 
 
 PLAIN_AVERAGE: Final = NolocoFactors(alpha=0.0, beta=1.0, gamma=1.0)
-"""In the final averaging: nothing is trained any more, so momentum leads nowhere."""
+"""In the final averaging: nothing more is trained, so momentum leads nowhere."""
 
 
 def outer_step(
@@ -206,40 +206,41 @@ def group_mean(
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class Distances:
     """Root mean squares, of ours less theirs and of ours; not finite where a sum is not."""
 
     distance: float
     own: float
 
 
-def apart(
+def distances(
     own_codes: Sequence[torch.Tensor], their_codes: Sequence[torch.Tensor], codec: Codec, size: int
-) -> Apart:
+) -> Distances:
     """The distance of two peers' vectors: one each, or more that belong together; valid ones."""
     distance = own = 0.0
     for ours, theirs in zip(own_codes, their_codes, strict=True):
-        squares = _fused_apart(ours, theirs, codec, size) or _plain_apart(ours, theirs, codec, size)
+        pair = ours, theirs, codec, size
+        squares = _fused_distances(*pair) or _plain_distances(*pair)
         distance, own = distance + squares[0], own + squares[1]
     values = size * len(own_codes)
-    return Apart(_root_mean(distance, values), _root_mean(own, values))
+    return Distances(_root_mean(distance, values), _root_mean(own, values))
 
 
-def _fused_apart(
+def _fused_distances(
     ours: torch.Tensor, theirs: torch.Tensor, codec: Codec, size: int
 ) -> tuple[float, float] | None:
-    """The same by a compiled loop, in a quarter of the time; None where none fits."""
+    """The sums of squares by a compiled loop, in a quarter of the time; None where none fits."""
     fused = codec.fused_loops(WAY, (ours, theirs), ())
     if fused is None:
         return None
     arrays = (*fused.codes[0], *fused.codes[1])
     sums = in_chunks(
-        lambda first, last: fused.kernels.apart_blocks(*arrays, first, last), size // BLOCK
+        lambda first, last: fused.kernels.distance_blocks(*arrays, first, last), size // BLOCK
     )
     return sum(distance for distance, _ in sums), sum(own for _, own in sums)
 
 
-def _plain_apart(
+def _plain_distances(
     ours: torch.Tensor, theirs: torch.Tensor, codec: Codec, size: int
 ) -> tuple[float, float]:
     """Sums of squares, of ours less theirs and of ours, tile by tile."""
@@ -348,7 +349,7 @@ class OuterState:
     def without_partner(
         self, own_codes: CodeBuffer, partner_codes: CodeBuffer, own_share: float
     ) -> None:
-        """Take the partner out of the last step: but for rounding, it was taken alone.
+        """Take the partner out of the last step: it was taken alone, except for rounding.
 
         It moved phi and delta by beta times what the partner had moved the mean. (Where phi
         travels too, it moved them by more: that is not taken back here.)
@@ -366,19 +367,19 @@ class OuterState:
         if self._factors.remembers:
             self._put_back(self._delta, delta)
 
-    def apart(self, own_codes: CodeBuffer, partner_codes: CodeBuffer) -> Apart:
+    def distances(self, own_codes: CodeBuffer, partner_codes: CodeBuffer) -> Distances:
         """How far the partner's vectors are from ours; both are valid, or nothing finite comes."""
         ours, theirs = self._vectors(own_codes), self._vectors(partner_codes)
-        return apart(ours, theirs, self._codec, self._size)
+        return distances(ours, theirs, self._codec, self._size)
 
-    def moved(self, own_codes: CodeBuffer) -> float:
+    def distance_from_phi(self, own_codes: CodeBuffer) -> float:
         """How far our theta is from phi, root mean square per value."""
         move = torch.empty(self._size)
         self._codec.decode(self._vectors(own_codes)[0], move)
         move.sub_(self._part(self._phi))
         return float(torch.linalg.vector_norm(move)) / math.sqrt(max(1, self._size))
 
-    def stands_after(self, round: int) -> None:
+    def set_first_round(self, round: int) -> None:
         """Phi and delta hold the first state, as it stood after the step of `round`; -1 for none.
 
         Momentum that nobody will use, left by an older loco-peer, is dropped: it would be sent to

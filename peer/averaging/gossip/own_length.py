@@ -22,7 +22,7 @@ from peer.runtime import PeerId
 from peer.training.messages import RoundClosed
 from protocol.gossip.round_length import (
     FIRST_INNER_STEPS,
-    Beside,
+    AveragingCpu,
     ProcessorUse,
     RoundLength,
     wished,
@@ -30,7 +30,7 @@ from protocol.gossip.round_length import (
 from protocol.membership.view import View
 from protocol.outcomes import SkipReason
 
-from .exchange_session import Averaged, Settled
+from .exchange_session import Averaged, AverageEnded
 
 COMPANY: Final = (PeerState.DOWNLOADING, PeerState.TRAINING)
 """States of those that want something of our next state: to begin with it, or to average with."""
@@ -47,7 +47,7 @@ class OwnLength:
         self._length = RoundLength()
         self._facts, self._events = around.facts, around.events
         self._view, self._work, self._network = view, around.work, around.network
-        self._beside = Beside()
+        self._averaging_cpu = AveragingCpu()
         self._alone = False
         self._welcomed: frozenset[_Visit] = frozenset()
         self._nominal_step_s = 0.0
@@ -75,20 +75,20 @@ class OwnLength:
 
     def paired(self) -> None:
         """A partner was found, and an exchange begins."""
-        self._beside.left(self._spent())
+        self._averaging_cpu.begin(self._spent())
 
-    def exchanged(self, settled: Settled, apply_s: float, closed: RoundClosed) -> None:
+    def exchanged(self, ended: AverageEnded, apply_s: float, closed: RoundClosed) -> None:
         """An exchange and its outer step are over."""
-        own, outcome = settled.own, settled.outcome
+        own, outcome = ended.own, ended.outcome
         is_told = isinstance(outcome, Averaged) or outcome.reason is SkipReason.DEADLINE
         self._on_the_line = None
         if outcome.partner_id is None:
             return
         # Also of one that came to nothing: else it would be taken for what is taken always.
-        taken_s, trained_s = self._beside.landed(self._spent()), closed.processor_s
+        taken_s, trained_s = self._averaging_cpu.end(self._spent()), closed.processor_s
         if is_told and not own.final:
             lost_s = taken_s * closed.seconds / trained_s if trained_s > 0 else 0.0
-            self._on_the_line = own.round, outcome.partner_id, settled.exchange_s + apply_s, lost_s
+            self._on_the_line = own.round, outcome.partner_id, ended.exchange_s + apply_s, lost_s
 
     def merged(self, pause_s: float) -> None:
         """The trainer has taken the average over."""

@@ -2,7 +2,7 @@
 
 What is packed, and what bad blocks are, stands in peer/codec/differences.py; what is asked for
 again in protocol/gossip/exchange.py. A vector is packed from the second average on, when it is
-known how far partners are. Only vectors that were averaged with are learned from, for those are
+known how far partners are. Only vectors that were averaged with are learned from, because those are
 plausible. What would not be shorter goes as it is. All of it is work for a thread.
 """
 
@@ -168,7 +168,7 @@ class Reading:
         return codes
 
     def count_sent(self, num_bytes: int) -> None:
-        """Our vector has arrived; so many bytes went out at first."""
+        """Our vector has arrived; this many bytes of it went out at first."""
         if self.packs:
             self._packer.facts.code_bytes += len(self._own)
             self._packer.facts.sent_bytes += num_bytes + self._sent_again_bytes

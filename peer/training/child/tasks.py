@@ -271,7 +271,7 @@ def _flat_model(
     settings: TrainerSettings, ranks: Ranks, device: torch.device, precision: Precision
 ) -> FlatModel:
     spec = settings.run_spec()
-    # `Load` brings the weights, but for those of a checkpoint that adapters leave as it is.
+    # `Load` brings the weights, except those of a checkpoint that adapters leave as it is.
     if spec.adapter is None:
         divided = ranks.divide_sequences
         module = empty_module(spec, settings.vocabulary_size, of_transformers=divided)

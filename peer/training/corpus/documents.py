@@ -154,7 +154,7 @@ class ShardRead:
 
 
 def text_passage(text: Any) -> list[Passage]:
-    """A text as a document. Raises ValueError: it is none."""
+    """A text as a document. Raises ValueError: it is not a text."""
     if not isinstance(text, str):
         raise ValueError(f"holds {type(text).__name__}, not text")
     return [(text, False)]

@@ -245,7 +245,7 @@ def _among(new: Iterable[Tokens], old: Iterator[Tokens], ratio: float) -> Iterat
 
 
 def _spread(tokens: Tokens, wanted: float, length: int) -> Iterator[Tokens]:
-    """Blocks of so many tokens together, evenly from all of them."""
+    """Blocks with the wanted number of tokens together, evenly from all of them."""
     count = max(1, round(wanted / length))
     for number in range(count):
         start = number * max(0, len(tokens) - length) // max(1, count - 1)

@@ -38,7 +38,7 @@ from .tokenizer import Tokenizer
 # --- a corpus of one text -------------------------------------------------------------------------
 
 HELD_OUT_OF: Final = 20
-"""A text in so many is held out for validation; of one text alone the last of so many parts."""
+"""One text in this many is held out for validation; of one text alone the last of as many parts."""
 PART_BYTES: Final = 1 << 20
 """Bytes that are read or tokenised at once, and in which an end of the line is then looked for."""
 _CONTINUES: Final = range(0x80, 0xC0)

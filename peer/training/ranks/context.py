@@ -59,7 +59,7 @@ class SplitContext:
         return given, self._part(self._long(targets_BT, NO_TARGET))
 
     def whole(self, own_Bt: torch.Tensor, length: int) -> torch.Tensor:
-        """All values of sequences so long, of which each rank has its own."""
+        """All values of sequences of this length, of which each rank has its own."""
         whole_BT = self._long(own_Bt.new_zeros(len(own_Bt), length))
         self._part(whole_BT).copy_(own_Bt)
         return self._ranks.sum(whole_BT)[:, :length]

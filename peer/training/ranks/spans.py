@@ -2,9 +2,9 @@
 
 A rank is one of the processes of a machine that train one model together (group.py). Spans are
 contiguous, in the order of the ranks, and cover the vector. AdamW's values may be cut wherever a
-block of the codecs ends; Muon's matrices are whole, for its iteration needs all of a matrix. So
+block of the codecs ends; Muon's matrices are whole, because its iteration needs all of a matrix. So
 that all ranks are done at the same time, spans are of equal work and not of equal length; of equal
-length where a rank has no weights but those of its span, for memory is short there (../sharded.py).
+length where a rank has no weights but those of its span: memory is short there (../sharded.py).
 """
 
 from collections.abc import Collection

@@ -64,7 +64,7 @@ class World:
 
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
-        self.tell(CycleMachine.look)
+        self.tell(CycleMachine.advance)
 
     def tell(self, what: Callable[[CycleMachine], None]) -> None:
         """Tell the machine this, and do what it wants."""

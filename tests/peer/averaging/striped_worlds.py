@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import blake3
 import numpy as np
@@ -36,7 +37,7 @@ ROUNDS = (3, 11)
 STEP, H = 40, 10
 PIECE = 4096
 PARAMETERS = 128 * 320
-BOUNDS = {"fresh_s": 0.0, "search_s": 5.0, "exchange_s": 60.0}
+BOUNDS: dict[str, Any] = {"fresh_s": 0.0, "search_s": 5.0, "exchange_s": 60.0}
 IDS = [peer_id_from_public_key(bytes([n]) * 32) for n in (1, 2)]
 NAME = exchange_id(GROUP, (IDS[0], ROUNDS[0]), (IDS[1], ROUNDS[1]))
 LINK = LinkModel(latency_s=0.02, bandwidth_bytes_per_s=2e6)
@@ -65,7 +66,7 @@ def contribution(seed: int, parameters: int = PARAMETERS) -> OwnVector:
     )
 
 
-class Company:
+class Candidates:
     """The other peers, as the test says, and what is told to them."""
 
     def __init__(self, *others: PeerId) -> None:
@@ -109,7 +110,7 @@ class Peer:
     gossip: Gossip
     exchanges: Exchanges
     meetings: FinalMeetings
-    company: Company
+    candidates: Candidates
     refused: Counter[RefusalReason]
     own: OwnVector
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -119,7 +120,7 @@ class Peer:
     async def average(self, *free: OwnVector) -> None:
         """Average with whoever asks, or with the other peer if it is known to be free."""
         for other in free:
-            self.company.tell(self.company.others[0], other.snapshot)
+            self.candidates.tell(self.candidates.others[0], other.snapshot)
         with self.scope:
             self.outcome = (await self.gossip.average(self.own, **BOUNDS)).outcome
         self.ended_s = trio.current_time()
@@ -137,13 +138,13 @@ async def real_peer(
 ) -> AsyncIterator[Peer]:
     log = EventLog(lambda _: None, peer=network.peer_id, wall_time_s=lambda: 0.0, stream=None)
     agreed = agreed or agreement(parameters)
-    company = Company(*(peer_id for peer_id in IDS if peer_id != network.peer_id))
+    candidates = Candidates(*(peer_id for peer_id in IDS if peer_id != network.peer_id))
     refused: Counter[RefusalReason] = Counter()
     gossip = Gossip(
         agreed,
         network,
         SimulatedWork(),
-        company=company,
+        candidates=candidates,
         events=log,
         refused=refused,
         packing=facts,
@@ -151,7 +152,7 @@ async def real_peer(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(GossipServer(network, [gossip]).run)
         await trio.sleep(0.01)
-        parts = (network, gossip, gossip.exchanges, gossip.meetings, company, refused)
+        parts = (network, gossip, gossip.exchanges, gossip.meetings, candidates, refused)
         yield Peer(*parts, own or contribution(seed, parameters))
         nursery.cancel_scope.cancel()
 

@@ -104,7 +104,7 @@ class World:
             parts = FragmentParts(
                 around=around,
                 group=GROUP,
-                company=self,
+                members=self,
                 trainer=self.trainer,
                 ended=self.returned_sends.append,
                 convict=self.convicted,

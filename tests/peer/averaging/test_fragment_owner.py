@@ -52,7 +52,7 @@ class World:
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
         self.context.now_s = self.now_s
-        self.owner.look()
+        self.owner.advance()
         self._average_what_is_due()
 
     def _average(self, order: FragmentCommand) -> None:

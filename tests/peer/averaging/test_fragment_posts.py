@@ -8,7 +8,7 @@ import trio
 from owner_worlds import FRAGMENT, GROUP, IDS, contribution, outer_copy
 from pipe_streams import pipe
 
-from peer.averaging.diloco.fragment_messages import Posts
+from peer.averaging.diloco.fragment_messages import Outbox
 from peer.averaging.diloco.outer_fragments import SpareMemory
 from peer.network.conversation import Conversation
 from protocol.wire.fragment_messages import NoResult
@@ -26,9 +26,9 @@ async def test_what_was_sent_is_let_go_while_its_stream_lasts():
     lent = spare.take(len(codes))
     lent[:] = codes
     async with trio.open_nursery() as nursery:
-        posts, there = Posts(network, nursery.start_soon), Conversation(theirs)
-        posts.post(IDS[1], message, lent)
-        posts.post(IDS[1], NoResult(GROUP, FRAGMENT, 7))
+        outbox, there = Outbox(network, nursery.start_soon), Conversation(theirs)
+        outbox.send_soon(IDS[1], message, lent)
+        outbox.send_soon(IDS[1], NoResult(GROUP, FRAGMENT, 7))
         del lent
         for expected in (type(message), NoResult):
             with trio.fail_after(1):
@@ -36,4 +36,4 @@ async def test_what_was_sent_is_let_go_while_its_stream_lasts():
         await trio.testing.wait_all_tasks_blocked()
         gc.collect()
         assert spare.spare_bytes == len(codes)
-        posts.keep_only(())
+        outbox.keep_only(())

@@ -14,7 +14,7 @@ from striped_worlds import (
     PARAMETERS,
     PIECE,
     ROUNDS,
-    Company,
+    Candidates,
     agreement,
     contribution,
     real_peer,
@@ -29,7 +29,7 @@ from peer.averaging.gossip.gossip import Gossip, GossipServer
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedNetwork
 from peer.observe.events import EventLog
-from peer.runtime import PeerId, Stream
+from peer.runtime import Stream
 from peer.runtime.work import SimulatedWork
 from protocol.errors import Refused
 from protocol.gossip.exchange import exchange_id
@@ -47,15 +47,15 @@ class TwoVectors:
     """One peer with a vector of each group."""
 
     network: SimulatedNetwork
-    companies: list[Company]
+    candidates_of_vectors: list[Candidates]
     gossips: list[Gossip]
     refused: Counter[RefusalReason]
 
     async def average(self, vector: int, seed: int, *free: int) -> Averaged:
         """Average a vector with the other peer, if that is known to be free with its seed."""
-        company = self.companies[vector]
+        candidates = self.candidates_of_vectors[vector]
         for other in free:
-            company.tell(company.others[0], contribution(other, SIZES[vector]).snapshot)
+            candidates.tell(candidates.others[0], contribution(other, SIZES[vector]).snapshot)
         own = contribution(seed, SIZES[vector])
         ended = (await self.gossips[vector].average(own, **BOUNDS)).outcome
         assert isinstance(ended, Averaged)
@@ -68,16 +68,16 @@ async def two_vectors(network: SimulatedNetwork) -> AsyncIterator[TwoVectors]:
     others = [peer_id for peer_id in IDS if peer_id != network.peer_id]
     peer = TwoVectors(network, [], [], Counter())
     for group, size in zip(GROUPS, SIZES, strict=True):
-        company, agreed = Company(*others), replace(agreement(size), group=group)
+        candidates, agreed = Candidates(*others), replace(agreement(size), group=group)
         gossip = Gossip(
             agreed,
             network,
             SimulatedWork(),
-            company=company,
+            candidates=candidates,
             events=log,
             refused=peer.refused,
         )
-        peer.companies.append(company)
+        peer.candidates_of_vectors.append(candidates)
         peer.gossips.append(gossip)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(GossipServer(network, peer.gossips).run)
@@ -158,18 +158,12 @@ async def test_who_goes_in_the_tick_in_which_it_is_accepted_leaves_us_looking_on
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     async def accepted_and_gone(
-        _exchanges: object,
-        _talk: object,
-        stream: Stream,
-        held: HeldProposal,
-        among: dict[PeerId, HeldProposal],
-        on_gone: Callable[[], None],
+        held: HeldProposal, _stream: Stream, on_gone: Callable[[], None]
     ) -> None:
         assert held.decided.is_set()
-        del among[stream.remote_peer_id]
         on_gone()
 
-    monkeypatch.setattr(exchanges.Exchanges, "hold", accepted_and_gone)
+    monkeypatch.setattr(HeldProposal, "wait_decided", accepted_and_gone)
     async with (
         two_networks() as (a, b),
         real_peer(b, seed=2) as peer,
@@ -181,5 +175,5 @@ async def test_who_goes_in_the_tick_in_which_it_is_accepted_leaves_us_looking_on
             await talk.send(agreement().proposal(contribution(1)))
             await trio.sleep(0.1)
         free = peer.own.snapshot
-        assert peer.company.announced == [free, None, free]
+        assert peer.candidates.announced == [free, None, free]
         nursery.cancel_scope.cancel()

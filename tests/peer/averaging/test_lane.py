@@ -12,9 +12,9 @@ import trio
 
 from peer.averaging.gossip.exchange_session import (
     Averaged,
+    AverageEnded,
     OwnVector,
     RoundOutcome,
-    Settled,
     Skipped,
 )
 from peer.averaging.gossip.gossip import Gossip
@@ -95,9 +95,9 @@ def step(
         steps = PairLane(parts, outer, cast(Gossip, doubts), Quiet(), trio.Lock())
         for number, earlier in enumerate(before):
             each = replace(vector, round=number)
-            await steps.apply(Settled(each, earlier, 0.0, 0.0), None, 0.0, tried(0.0))
+            await steps.apply(AverageEnded(each, earlier, 0.0, 0.0), None, 0.0, tried(0.0))
             phi_P[:] = PHI
-        await steps.apply(Settled(last, outcome, 0.0, 0.0), meeting, 0.0, tried(gain))
+        await steps.apply(AverageEnded(last, outcome, 0.0, 0.0), meeting, 0.0, tried(gain))
 
     trio.run(take)
     return float(phi_P.mean()), doubts

@@ -45,7 +45,9 @@ class Steps:
     async def contribution(self, codes: Any, digest: str, **fields: Any) -> Any:
         return SimpleNamespace(**fields)
 
-    async def average(self, own: Any, meeting: Meeting | None, meanwhile: float) -> Any:
+    async def average(
+        self, own: Any, meeting: Meeting | None, meanwhile: float, on_paired: Any
+    ) -> Any:
         self._log.append((trio.current_time(), "exchange", self._fragment))
         await trio.sleep(EXCHANGE_S)
         return own
@@ -81,14 +83,14 @@ class World:
             amended=SimpleNamespace(total_steps_at=lambda _: ROUNDS * H),
             around=around,
             held=SimpleNamespace(view=None),
-            company_of=lambda _: None,
+            candidates_of=lambda _: None,
         )
         self.rounds = PairRounds(parts, averaging, self.validation)
         self.rounds._rounds = OwnRounds("me", H, lambda _: ROUNDS * H, 0, 0.0, varied=0.0)
         self.rounds._finale = finale
         trainer: Any = self
         self.lanes = averaging.lanes
-        self.rounds.began(TrainerLine(trainer, nursery), ready)
+        self.rounds.on_trainer_started(TrainerLine(trainer, nursery), ready)
 
     async def send(self, command: Any) -> None:
         self.told.append((self.now_s, command))
@@ -102,11 +104,13 @@ class World:
 
     async def sent(self, *fragments: int) -> None:
         for fragment in fragments:
-            await self.rounds.took(FragmentSent(fragment, 0, H, H, "ab", 0.0, float(H)))
+            await self.rounds.on_event(FragmentSent(fragment, 0, H, H, "ab", 0.0, float(H)))
 
     async def closed(self, round_: int, step: float) -> None:
         others: Any = self.others
-        await self.rounds.closed(RoundClosed(round_, H, H, 1.0, 0, 0, float(H), step), others)
+        await self.rounds.on_round_closed(
+            RoundClosed(round_, H, H, 1.0, 0, 0, float(H), step), others
+        )
 
     def when(self, what: str) -> list[tuple[int, float]]:
         return [
@@ -129,12 +133,12 @@ async def test_fragments_fly_side_by_side_and_are_stepped_one_after_the_other(
 ) -> None:
     async with world() as here:
         await here.sent(2, 0)
-        assert here.rounds.flights == 2
-        await here.rounds.died()  # which waits for both
+        assert here.rounds.averages_under_way == 2
+        await here.rounds.on_trainer_died()  # which waits for both
         assert [at_s for _, at_s in here.when("exchange")] == [0.0, 0.0]
         assert sorted(at_s for _, at_s in here.when("step")) == [EXCHANGE_S, EXCHANGE_S + STEP_S]
         assert len(here.of(Merge)) == 2
-        assert here.rounds.flights == 0
+        assert here.rounds.averages_under_way == 0
 
 
 async def test_slow_weights_lie_still_while_they_are_validated(autojump_clock: MockClock) -> None:
@@ -178,7 +182,7 @@ async def test_planned_meetings_are_held_a_few_at_a_time_and_in_order(
     async with world() as here:
         here.finale.meeting = Meeting(1, "you", asks=True, own_share=0.5)
         await here.sent(*range(FRAGMENTS))
-        await here.rounds.died()
+        await here.rounds.on_trainer_died()
         begun = here.when("exchange")
         assert sorted(fragment for fragment, at_s in begun if at_s == 0) == [0, 1, 2, 3]
         assert MEETINGS_AT_ONCE == 4
@@ -189,10 +193,10 @@ async def test_nothing_flies_off_once_the_peer_leaves(autojump_clock: MockClock)
     async with world() as here:
         await here.sent(0)
         here.rounds.leave()
-        await here.rounds.wait_settled()
+        await here.rounds.wait_idle()
         assert here.now_s == EXCHANGE_S + STEP_S
         await here.sent(1)
-        assert here.rounds.flights == 0
+        assert here.rounds.averages_under_way == 0
 
 
 async def test_flights_go_on_after_a_checkpoint_has_waited_for_them(
@@ -200,9 +204,9 @@ async def test_flights_go_on_after_a_checkpoint_has_waited_for_them(
 ) -> None:
     async with world() as here:
         await here.sent(0)
-        await here.rounds.wait_settled()
+        await here.rounds.wait_idle()
         await here.sent(1)
-        assert here.rounds.flights == 1
+        assert here.rounds.averages_under_way == 1
 
 
 async def test_a_whole_model_leaves_with_its_round_and_is_validated_when_it_was_stepped(
@@ -210,10 +214,10 @@ async def test_a_whole_model_leaves_with_its_round_and_is_validated_when_it_was_
 ) -> None:
     async with world("whole") as here:
         await here.sent(0)
-        assert here.rounds.flights == 0
+        assert here.rounds.averages_under_way == 0
         await here.closed(0, float(H))
         assert here.now_s == 0.0  # the next round may begin at once
-        await here.rounds.wait_settled()
+        await here.rounds.wait_idle()
         assert here.of(Merge) == here.of(Evaluate) == [EXCHANGE_S + STEP_S]
 
 
@@ -233,8 +237,8 @@ async def test_a_step_is_tried_before_it_is_merged(autojump_clock: MockClock) ->
         await trio.sleep(EXCHANGE_S + STEP_S + 1.0)
         ((_, asked),) = here.told
         assert asked == Try(1, 0, 9)
-        await here.rounds.took(Tried(1, 0, 0.5, 0.0))
-        await here.rounds.wait_settled()
+        await here.rounds.on_event(Tried(1, 0, 0.5, 0.0))
+        await here.rounds.wait_idle()
         assert here.lanes[1].gain == 0.5
         assert len(here.of(Merge)) == 1
 
@@ -246,7 +250,7 @@ async def test_a_trainer_that_dies_over_a_trial_holds_up_no_flight(
         await here.sent(0, 1)
         await trio.sleep(EXCHANGE_S + STEP_S + 1.0)
         assert len(here.of(Try)) == 1
-        await here.rounds.died()
+        await here.rounds.on_trainer_died()
         assert len(here.of(Try)) == 1
         assert [here.lanes[fragment].gain for fragment in (0, 1)] == [None, None]
 
@@ -254,5 +258,5 @@ async def test_a_trainer_that_dies_over_a_trial_holds_up_no_flight(
 async def test_a_trainer_without_a_loss_is_not_asked(autojump_clock: MockClock) -> None:
     async with world() as here:
         await here.sent(0)
-        await here.rounds.wait_settled()
+        await here.rounds.wait_idle()
         assert here.of(Try) == []

@@ -116,7 +116,7 @@ async def test_an_exchange_that_is_over_keeps_no_vector(
         assert averaged_with(one, 2)
         payloads = [weakref.ref(peer.own.payload) for peer in (one, two)]
         for peer in (one, two):
-            peer.company.free_now.clear()
+            peer.candidates.free_now.clear()
             peer.own = replace(contribution(3), round=20)
             await peer.gossip.average(peer.own, **BOUNDS)
         gc.collect()

@@ -101,8 +101,8 @@ def test_what_was_taken_back_is_not_fetched_again_before_the_next_send(world):
     world.take(send())
     world.take(*(result(chunk) for chunk in range(NUM_CHUNKS)))
     withdraw(world)
-    world.tell(lambda machine: machine.healing.wish(0, IDS[2]))
-    assert not world.machine.healing._wishes
+    world.tell(lambda machine: machine.healing.request(0, IDS[2]))
+    assert not world.machine.healing._requests
     world.take(send(CYCLE + 1))
-    world.tell(lambda machine: machine.healing.wish(0, IDS[2]))
-    assert world.machine.healing._wishes
+    world.tell(lambda machine: machine.healing.request(0, IDS[2]))
+    assert world.machine.healing._requests

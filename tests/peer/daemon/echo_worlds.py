@@ -5,7 +5,7 @@ from typing import Any, Final
 import pytest
 import trio
 
-from peer.averaging.gossip.exchange_session import OwnVector, Settled, Skipped
+from peer.averaging.gossip.exchange_session import AverageEnded, OwnVector, Skipped
 from peer.averaging.gossip.gossip import Gossip
 from peer.network.conversation import Conversation
 from peer.runtime import PeerId
@@ -26,12 +26,12 @@ class Echo:
         self._average, self._proposed = Gossip.average, Gossip.proposed
         echo = self
 
-        async def average(gossip: Gossip, own: OwnVector, **bounds: float) -> Settled:
+        async def average(gossip: Gossip, own: OwnVector, **bounds: Any) -> AverageEnded:
             if gossip._matchmaker._own_id != peer_id:
                 return await echo._average(gossip, own, **bounds)
-            gossip._company.announce(own.snapshot)
+            gossip._candidates.announce(own.snapshot)
             await trio.sleep(FREE_S)
-            return Settled(own, Skipped(SkipReason.NO_PARTNER), FREE_S, 0.0)
+            return AverageEnded(own, Skipped(SkipReason.NO_PARTNER), FREE_S, 0.0)
 
         async def proposed(gossip: Gossip, talk: Conversation, stream: Any, ask: Propose) -> None:
             if gossip._matchmaker._own_id == peer_id:

@@ -190,9 +190,9 @@ async def test_whoever_begins_in_the_first_round_of_fragments_says_nothing_of_an
         assert {swarm[name].facts.round for name in "ab"} == {0}
         await swarm.until(lambda: swarm["b"].facts.round == 2)
         for name in "ab":
-            posts = tap.exchanges[name]._posts
-            assert posts.posted
-            assert not posts.lost
+            outbox = tap.exchanges[name]._outbox
+            assert outbox.posted
+            assert not outbox.lost
 
 
 class Restored:

@@ -7,7 +7,7 @@ from streaming_worlds import OPTIONS, assert_equal, fragment_spec
 from swarm_worlds import simulated, start
 from test_audited_swarm import convicted
 
-from peer.averaging.diloco.fragment_messages import Posts
+from peer.averaging.diloco.fragment_messages import Outbox
 from peer.codec import code_digest, codes_as_tensor, get_codec
 from peer.network.identity import Identity
 from peer.observe.event_names import EventName
@@ -43,18 +43,18 @@ class Fork:
 
     def __init__(self, swarm: SimulatedSwarm, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         self.told, self.lies = 0, True
-        post, owner = Posts.post, identity_of(SEED, name)
+        post, owner = Outbox.send_soon, identity_of(SEED, name)
 
-        def forked(posts: Posts, peer_id: PeerId, message, payload=b"") -> None:
-            to_a = posts._network.peer_id == owner.peer_id and peer_id == swarm["a"].peer_id
+        def forked(outbox: Outbox, peer_id: PeerId, message, payload=b"") -> None:
+            to_a = outbox._network.peer_id == owner.peer_id and peer_id == swarm["a"].peer_id
             own = isinstance(message, Result) and message.owner == owner.peer_id
             due = own and message.cycle >= LIES_FROM and len(message.chunks) == 1
             if self.lies and to_a and due:
                 message, payload = altered(message, payload, owner)
                 self.told += 1
-            post(posts, peer_id, message, payload)
+            post(outbox, peer_id, message, payload)
 
-        monkeypatch.setattr(Posts, "post", forked)
+        monkeypatch.setattr(Outbox, "send_soon", forked)
 
 
 def test_an_owner_that_tells_two_results_is_banned_and_stays_so_after_all_restart(

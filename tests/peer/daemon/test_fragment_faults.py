@@ -318,9 +318,9 @@ def known_to(exchange: FragmentExchange) -> set[str]:
     """Every peer of which it keeps anything."""
     core, peers = exchange._core, exchange._core._peers
     settled = {peer_id for _, peer_id in peers._settled}
-    passed = {peer_id for machine in core.machines for peer_id in machine._passed}
+    passed = {peer_id for machine in core._machines for peer_id in machine._passed}
     kept = core._acquainted | peers._brought_nothing | peers.late
-    return {*kept, *settled, *passed, *exchange._posts._boxes}
+    return {*kept, *settled, *passed, *exchange._outbox._queues}
 
 
 @simulated(SEED)

@@ -8,7 +8,7 @@ import pytest
 import trio
 from swarm_worlds import simulated
 
-from peer.averaging.gossip.exchange_session import Averaged, OwnVector, Settled, Skipped
+from peer.averaging.gossip.exchange_session import Averaged, AverageEnded, OwnVector, Skipped
 from peer.averaging.gossip.own_length import OwnLength
 from peer.facts import Facts
 from peer.observe.event_names import EventName
@@ -55,9 +55,9 @@ def closed(seconds: float = 1.0, processor_s: float = 1.0) -> RoundClosed:
     return RoundClosed(0, 1, 1, 0.0, 0, 0, seconds, 0.0, processor_s=processor_s)
 
 
-def averaged(round_: int, seconds: float) -> Settled:
+def averaged(round_: int, seconds: float) -> AverageEnded:
     own = OwnVector(round_, 0, False, 1, 1, "", memoryview(b""))
-    return Settled(own, Averaged("p", 1, memoryview(b"")), 0.0, seconds)
+    return AverageEnded(own, Averaged("p", 1, memoryview(b"")), 0.0, seconds)
 
 
 def nobody() -> View:

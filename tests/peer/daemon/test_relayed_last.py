@@ -2,7 +2,7 @@
 
 import trio
 
-from peer.averaging.diloco.fragment_rounds import FragmentCompany
+from peer.averaging.diloco.fragment_rounds import LinkedMembers
 from peer.daemon.sources import in_order
 from peer.facts import Facts
 from peer.stages.peers import StagePeers
@@ -48,7 +48,7 @@ async def test_stage_holders(autojump_clock) -> None:
 async def test_owners_of_chunks(autojump_clock) -> None:
     facts = Facts("me", 1, round=1)
     view = View(roster_of(WHOLE_MODEL, near=DIRECT, far=RELAYED), Group(RUN, WHOLE_MODEL).digest)
-    company = FragmentCompany("me", facts, view, EndlessSpec())  # type: ignore[arg-type]
+    company = LinkedMembers("me", facts, view, EndlessSpec())  # type: ignore[arg-type]
 
     def owners() -> list[str]:
         peers = Peers("me", 1)
@@ -59,5 +59,5 @@ async def test_owners_of_chunks(autojump_clock) -> None:
     facts.reach.relays = ("near",)
     assert owners() == ["near"], "all leave us out, so we do as well"
     view = View(roster_of(WHOLE_MODEL, far=RELAYED), Group(RUN, WHOLE_MODEL).digest)
-    company = FragmentCompany("me", facts, view, EndlessSpec())  # type: ignore[arg-type]
+    company = LinkedMembers("me", facts, view, EndlessSpec())  # type: ignore[arg-type]
     assert owners() == ["far", "me"]

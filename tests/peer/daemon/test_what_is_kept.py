@@ -373,7 +373,7 @@ async def test_a_trainer_that_dies_over_its_part_blocks_no_later_checkpoint(
     )
     vector = np.ones(9, np.float32)
     averaging: Any = SimpleNamespace(slow_P=vector, momentum_P=vector, round=1)
-    way: Any = SimpleNamespace(wait_settled=trio.lowlevel.checkpoint)
+    way: Any = SimpleNamespace(wait_idle=trio.lowlevel.checkpoint)
     ports: Any = SimpleNamespace(
         checkpoints=store,
         facts=facts,
@@ -383,7 +383,7 @@ async def test_a_trainer_that_dies_over_its_part_blocks_no_later_checkpoint(
         version="0",
     )
     checkpointing = Checkpointing(CheckpointPlan(1.0), held, ports)
-    checkpointing.began(SilentLine())  # type: ignore[arg-type]
+    checkpointing.on_trainer_started(SilentLine())  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(checkpointing.run, averaging)
         await trio.sleep(2.0)
@@ -391,7 +391,7 @@ async def test_a_trainer_that_dies_over_its_part_blocks_no_later_checkpoint(
             async with trio.open_nursery() as rounds:
                 rounds.start_soon(checkpointing.between_rounds, way)
                 await trio.sleep(2.0)
-                checkpointing.died()
+                checkpointing.on_trainer_died()
                 life.cancel()
         with trio.fail_after(60.0):
             await checkpointing.write_last(way, trio.current_time())

@@ -194,7 +194,7 @@ def test_no_moment_is_missed(stride: float, rounds: list[int], delays: list[int]
             late = set(loop.values.in_flight)
             loop.sync.stepped(order, own, TOKENS)
             loop.sync.advance()
-            assert {i for i, flight in enumerate(loop.sync._lanes) if flight.is_due} <= late
+            assert {i for i, flight in enumerate(loop.sync._states) if flight.is_due} <= late
             for fragment in sorted(loop.values.in_flight):
                 waiting.setdefault(fragment, delays.pop() if delays else 0)
                 waiting[fragment] -= 1

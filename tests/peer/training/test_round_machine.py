@@ -22,7 +22,7 @@ from peer.training.messages import (
     TrainRound,
 )
 from peer.training.ports import WrongCommand
-from peer.training.round_machine import RoundData, RoundMachine, SettleStep, TrainStep, Wait
+from peer.training.round_machine import ReadNumbers, RoundData, RoundMachine, TrainStep, Wait
 from peer.training.schedule import learning_rate
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
 from protocol.run.sections import OptimizerSection
@@ -79,7 +79,7 @@ class Driver:
         self.events: deque[TrainerEvent] = deque()
         self.machine = RoundMachine(SPEC, "me", DataPlan(SPEC.seed, NUM_BLOCKS), sync, self.events)
         self.step_s, self.now_s, self.own_steps = step_s, 0.0, 0
-        self.unsettled = False
+        self.awaits_numbers = False
         self.steps: list[TrainStep] = []
         if loaded:
             self.obey(Load())
@@ -95,15 +95,15 @@ class Driver:
 
     def next_action(self):
         """What comes next but for looking at numbers."""
-        while isinstance(action := self.machine.next_action(self.now_s), SettleStep):
-            assert self.unsettled
+        while isinstance(action := self.machine.next_action(self.now_s), ReadNumbers):
+            assert self.awaits_numbers
             self.settle()
         return action
 
     def settle(self):
-        if self.unsettled:
-            self.unsettled = False
-            self.machine.settled(float(self.own_steps), 0.5, 0.0)
+        if self.awaits_numbers:
+            self.awaits_numbers = False
+            self.machine.numbers_known(float(self.own_steps), 0.5, 0.0)
 
     def train(self, steps=10**6):
         """Steps, as long as there is something to train."""
@@ -115,7 +115,7 @@ class Driver:
             self.own_steps += 1
             self.steps.append(action)
             self.machine.stepped(action, self.now_s, self.step_s)
-            self.unsettled = True
+            self.awaits_numbers = True
         self.next_action()
 
     def of(self, kind):
@@ -280,9 +280,9 @@ def test_before_something_is_sent_the_numbers_of_the_last_step_are_asked_for():
     driver = Driver(step_s=0.01)
     driver.order(0, quota=100)
     driver.train(1)
-    assert driver.unsettled
+    assert driver.awaits_numbers
     driver.sync.is_send_due = True
-    assert driver.machine.next_action(driver.now_s) == SettleStep()
+    assert driver.machine.next_action(driver.now_s) == ReadNumbers()
     assert "sent" not in driver.sync.told
     driver.next_action()
     assert "sent" in driver.sync.told
@@ -293,9 +293,9 @@ def test_before_a_round_closes_the_numbers_of_the_last_step_are_asked_for():
     driver.sync.holds_close = True
     driver.order(0, quota=1)
     driver.train(3)
-    assert driver.unsettled
+    assert driver.awaits_numbers
     driver.sync.holds_close = False
-    assert driver.machine.next_action(driver.now_s) == SettleStep()
+    assert driver.machine.next_action(driver.now_s) == ReadNumbers()
     assert ("closed", 0) not in driver.sync.told
     driver.next_action()
     assert ("closed", 0) in driver.sync.told
@@ -413,7 +413,7 @@ def test_load_forgets_the_round_the_order_and_the_step_under_way():
     driver.order(8)
     driver.train(2)
     driver.obey(Load())
-    driver.unsettled = False
+    driver.awaits_numbers = False
     assert driver.next_action() == Wait()
     driver.order(0, quota=2)
     driver.train()

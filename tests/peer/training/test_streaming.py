@@ -95,8 +95,10 @@ class Loop:
         self.sync.close(order)
 
     def yield_one(self):
-        lanes = self.sync._lanes
-        free = [index for index, lane in enumerate(lanes) if not (lane.yielded or lane.yield_asked)]
+        states = self.sync._states
+        free = [
+            index for index, state in enumerate(states) if not (state.yielded or state.yield_asked)
+        ]
         if free:
             self.sync.obey(Yield(free[0]))
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from peer.averaging.gossip import outer_step
-from peer.averaging.gossip.outer_step import apart
+from peer.averaging.gossip.outer_step import distances
 from peer.codec import (
     BLOCK,
     LARGEST_MAGNITUDE,
@@ -35,7 +35,7 @@ def pair(size: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("size", [128, 128 * 5000])
 def test_it_is_that_of_the_values(name, size):
     ours, theirs = pair(size)
-    found = apart([coded(name, ours)], [coded(name, theirs)], get_codec(name), size)
+    found = distances([coded(name, ours)], [coded(name, theirs)], get_codec(name), size)
     assert found.own == pytest.approx(float(ours.square().mean().sqrt()), rel=0.01)
     assert found.distance == pytest.approx(float((ours - theirs).square().mean().sqrt()), rel=0.02)
     length = root_mean_square(coded(name, ours).numpy(), get_codec(name), size)
@@ -45,8 +45,8 @@ def test_it_is_that_of_the_values(name, size):
 def test_two_vectors_of_one_peer_count_together():
     ours, theirs = pair(256)
     one, other = coded("fp32", ours), coded("fp32", theirs)
-    both = apart([one, one], [one, other], get_codec("fp32"), 256)
-    alone = apart([one], [other], get_codec("fp32"), 256)
+    both = distances([one, one], [one, other], get_codec("fp32"), 256)
+    alone = distances([one], [other], get_codec("fp32"), 256)
     assert both.distance == pytest.approx(alone.distance / math.sqrt(2))
     assert both.own == pytest.approx(alone.own)
 
@@ -55,7 +55,8 @@ def test_huge_values_are_infinitely_far():
     huge = torch.full((256,), LARGEST_MAGNITUDE)
     codec = get_codec("fp32")
     assert (
-        apart([coded("fp32", huge / 1e30)], [coded("fp32", huge)], codec, 256).distance == math.inf
+        distances([coded("fp32", huge / 1e30)], [coded("fp32", huge)], codec, 256).distance
+        == math.inf
     )
     assert root_mean_square(coded("fp32", huge).numpy(), codec, 256) == math.inf
 
@@ -85,9 +86,9 @@ def test_the_compiled_loop_finds_the_same(monkeypatch):
     size = max(COMPILED_FROM, 128 * 9000) // 128 * 128
     ours, theirs = pair(size)
     arguments = ([coded("int8", ours)], [coded("int8", theirs)], get_codec("int8"), size)
-    assert outer_step._fused_apart(arguments[0][0], arguments[1][0], *arguments[2:]) is not None
-    compiled = apart(*arguments)
-    monkeypatch.setattr(outer_step, "_fused_apart", lambda *_: None)
-    plain = apart(*arguments)
+    assert outer_step._fused_distances(arguments[0][0], arguments[1][0], *arguments[2:]) is not None
+    compiled = distances(*arguments)
+    monkeypatch.setattr(outer_step, "_fused_distances", lambda *_: None)
+    plain = distances(*arguments)
     assert compiled.distance == pytest.approx(plain.distance, rel=1e-4)
     assert compiled.own == pytest.approx(plain.own, rel=1e-4)
