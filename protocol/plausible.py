@@ -1,4 +1,4 @@
-"""Whether values of another peer can be those of an honest one, by what was seen of late.
+"""Whether values of another peer can be those of an honest one, by what was seen recently.
 
 Idea. What honest peers send differs from what we have by about as much today as it did in the last
 exchanges, whoever sent it. A vector that is far further away is a lie, a fault, or of another time,
@@ -30,9 +30,9 @@ Rules
   6. Replicas move apart with the steps that they train between two averages. After k times as many
      steps as usual, a pair's together, the bound is k times as wide (BOUND.largest at most). The
      clip moves k times as far only where our own steps are that many: of theirs we have their word
-     alone. Our own are those since the sender moved us, or two others did, whichever is less: so
-     one that is everybody's partner does not keep the others from coming back. What is much nearer
-     than usual (half as far) moves nobody.
+     alone. Our own steps are counted from the last time that this sender moved us, or that two
+     others did, whichever is later. So one peer that is everybody's partner does not shut the
+     others out. What is much nearer than usual (half as far) moves nobody.
 
 The numbers were chosen by what lies cost in learning (bench/hostile.py): distances of honest peers
 lie within a fifth of their middle, and what is let through is what a liar can use.
@@ -58,7 +58,7 @@ MANY: Final = 8
 
 
 class Factor(NamedTuple):
-    """A factor of the middle: by so many deviations of the scatter, within two bounds."""
+    """A factor of the middle: by `spreads` deviations of the scatter, within two bounds."""
 
     spreads: float
     least: float
@@ -68,9 +68,9 @@ class Factor(NamedTuple):
 BOUND: Final = Factor(6.0, least=4.0, largest=8.0)
 """How many times as far as usual a plausible value may be: by their scatter, and again by steps."""
 CLIP: Final = Factor(2.0, least=1.25, largest=1.5)
-"""It holds for contributions to fragments too, of which all are there at once."""
+"""The clip holds for contributions to fragments too, of which all are there at once."""
 CLIP_OF_TWO: Final = 4.0
-"""The same of two contributions to a fragment: neither is the middle, and a fast
+"""The clip of two contributions to a fragment: neither is the middle, and a fast
 peer's is honestly longer."""
 ODD_ONES: Final = 3
 ODD_TIMES: Final = 8

@@ -89,7 +89,7 @@ def _admission(home: Home) -> tuple[Mode, set[str]]:
             register.take(statement)
     register.mode = Mode(amended.last.admission.mode)
     known = register.known_peers.union(listed)
-    return register.mode, {peer_id for peer_id in known if register.fault(peer_id) is None}
+    return register.mode, {peer_id for peer_id in known if register.refusal_of(peer_id) is None}
 
 
 def _admitting(spec: RunSpec, mode: Mode, guests: set[str]) -> RunSpec:

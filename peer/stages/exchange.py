@@ -19,7 +19,7 @@ from peer.facts import Facts, PeerState
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
-from peer.rounds.surroundings import Surroundings
+from peer.rounds.services import Services
 from peer.rounds.way import TrainerLine
 from peer.runtime import PeerId, Stream
 from peer.training.shared import MIN_SLOTS, RING_PER_SLOT, SLOTS, BoundaryRing
@@ -126,32 +126,32 @@ class StageExchange:
         amended: AmendedSpec,
         stage: int,
         company: StageCompany,
-        around: Surroundings,
+        services: Services,
         plan: Planner = plan_of,
     ) -> None:
-        self._facts, self._network = around.facts, around.network
-        self._heard = around.heard
+        self._facts, self._network = services.facts, services.network
+        self._heard = services.heard
         self._total_steps_at = amended.total_steps_at
         self._stage, self._company = stage, company
-        spec, self._peer_id = amended.founding, around.network.peer_id
+        spec, self._peer_id = amended.founding, services.network.peer_id
         planned: PlannedRouter | None = None
         self._core: DataPeerCore | RelayCore = RelayCore(SLOTS, PATIENCE_S)
         if stage == DATA_STAGE:
             router = router_of(spec, self._peer_id, MIN_SLOTS)
             planned = router if isinstance(router, PlannedRouter) else None
-            checks = Checks(around.sign(CHECK_DRAWS).hex())
+            checks = Checks(services.sign(CHECK_DRAWS).hex())
             self._core = DataPeerCore(
                 self._peer_id, router, PATIENCE_S, in_flight=SLOTS, checks=checks
             )
-        self._events, self._work = around.events, around.work
+        self._events, self._work = services.events, services.work
         self._facts.microbatches = self._core.counts
-        self._survey = Survey(spec, stage, company, around, planned, plan)
+        self._survey = Survey(spec, stage, company, services, planned, plan)
         self._stopwatch = Stopwatch(
             self._survey.measures, self._facts.pipeline, has_loss=stage == DATA_STAGE
         )
-        self._transfers = Transfers(self._network, PATIENCE_S, self._stopwatch, around.pacing)
-        self._arrivals = Arrivals(around.work, PATIENCE_S)
-        self._left_out = LeftOut(self._facts, around.events)
+        self._transfers = Transfers(self._network, PATIENCE_S, self._stopwatch, services.pacing)
+        self._arrivals = Arrivals(services.work, PATIENCE_S)
+        self._left_out = LeftOut(self._facts, services.events)
         self._other_plans = OtherPlans(self._facts)
         self._ended: deque[tuple[Microbatch, int]] = deque(maxlen=MAX_REMEMBERED)
         self._saying: set[tuple[PeerId, Notice]] = set()

@@ -121,7 +121,7 @@ class Shard:
 
     @property
     def place(self) -> str:
-        """Its place, for people."""
+        """The place of a text, for people."""
         if self.kind != "hf":
             return self.where
         return f"hf:{self.where}, shard {self.number} of {self.of}"
@@ -154,7 +154,7 @@ class ShardRead:
 
 
 def text_passage(text: Any) -> list[Passage]:
-    """A text as a document. Raises ValueError: it is none."""
+    """A text as a document. Raises ValueError: it is no text."""
     if not isinstance(text, str):
         raise ValueError(f"holds {type(text).__name__}, not text")
     return [(text, False)]

@@ -74,7 +74,7 @@ class ByteTokenizer:
         return [self.encode(text) for text in texts]
 
     def to_json(self) -> bytes:
-        """The same as a tokenizer.json, for tools that know Hugging Face's tokenizers alone.
+        """This tokenizer as a tokenizer.json, for tools that know Hugging Face's alone.
 
         ASCII is spelt as itself; any other character falls back to its bytes, spelt `<0xC3>`, so no
         text is taken for a token by its spelling. The zero byte comes from the zero character
@@ -97,7 +97,7 @@ class FileTokenizer:
     """
 
     def __init__(self, data: bytes) -> None:
-        """Raises ValueError where `data` is none."""
+        """Raises ValueError where `data` is no tokenizer."""
         try:
             self._tokenizer = HuggingFaceTokenizer.from_str(data.decode())
         except Exception as error:  # the library raises bare Exception
