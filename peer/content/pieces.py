@@ -120,7 +120,7 @@ ASK_EVERY_S: Final = 10.0
 """Between two questions to a peer which pieces it has; ASK_SOON_S while one is waited for."""
 ASK_SOON_S: Final = 1.0
 UNHELD_S: Final = 2 * ASK_EVERY_S
-"""By then all peers have been asked for a piece that is waited for."""
+"""How long it takes to ask all peers for a piece that is waited for."""
 PAUSE_S: Final = 5.0
 """After a peer did not give a piece; DOUBT_PAUSE_S where it gave another."""
 DOUBT_PAUSE_S: Final = 300.0
