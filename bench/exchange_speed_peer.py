@@ -31,7 +31,7 @@ from peer.facts import Facts
 from peer.network.identity import Identity, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.observe.events import EventLog
-from peer.rounds.surroundings import Surroundings
+from peer.rounds.services import Services
 from peer.runtime.work import RealWork
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.peers import FragmentCounts
@@ -128,7 +128,7 @@ class SpeedPeer:
         outer = OuterFragments(fragments, self._phi_P, self._v_P, codec, FACTORS)
         self._codes = _encoded(outer, noise(layout.padded_parameters, index))
         self._record = ReturnedSends(len(fragments))
-        around = Surroundings(
+        services = Services(
             network=network,
             work=RealWork(),
             roster=Roster(silence_s=10.0),
@@ -137,7 +137,7 @@ class SpeedPeer:
             sign=identity.sign,
         )
         parts = FragmentParts(
-            around=around,
+            services=services,
             group=GROUP,
             members=self._company,
             trainer=IdleTrainer(),

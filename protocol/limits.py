@@ -137,7 +137,7 @@ MAX_CONTRIBUTION_WEIGHT: Final = 1
 MIN_CHUNK_VALUES: Final = 8192
 """The messages of a smaller chunk would weigh more than 1% of its codes."""
 MAX_EVIDENCE_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES
-"""One leaf of all contributions to a chunk, with their statements."""
+"""Room for one leaf of all contributions to a chunk, with their statements."""
 MAX_CONVICTED: Final = 256
 """Owners remembered as liars, with the evidence."""
 MAX_KEPT_EVIDENCE_BYTES: Final = 4 * MAX_EVIDENCE_BYTES

@@ -16,7 +16,7 @@ def short_id(peer_id: str | None) -> str:
 
 
 def size_text(count: float) -> str:
-    """So many bytes, in GB or MB."""
+    """A number of bytes, in GB or MB."""
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6)):,} MB"
 
 
@@ -29,7 +29,7 @@ def duration(seconds: float) -> str:
 
 
 def nearest(name: str, known: Iterable[str], most: int = 1) -> str:
-    """The end of a sentence on a name that is none: those that may be meant, if any is near."""
+    """The end of a sentence on an unknown name: names that may be meant, if any is near."""
     near = difflib.get_close_matches(name, list(known), most)
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 

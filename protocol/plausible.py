@@ -58,7 +58,7 @@ MANY: Final = 8
 
 
 class Factor(NamedTuple):
-    """A factor of the middle: by a number of deviations of the scatter, within two bounds."""
+    """A factor of the middle: by `spreads` deviations of the scatter, within two bounds."""
 
     spreads: float
     least: float
@@ -68,9 +68,9 @@ class Factor(NamedTuple):
 BOUND: Final = Factor(6.0, least=4.0, largest=8.0)
 """How many times as far as usual a plausible value may be: by their scatter, and again by steps."""
 CLIP: Final = Factor(2.0, least=1.25, largest=1.5)
-"""It holds for contributions to fragments too, of which all are there at once."""
+"""The clip holds for contributions to fragments too, of which all are there at once."""
 CLIP_OF_TWO: Final = 4.0
-"""The same of two contributions to a fragment: neither is the middle, and a fast
+"""The clip of two contributions to a fragment: neither is the middle, and a fast
 peer's is honestly longer."""
 ODD_ONES: Final = 3
 ODD_TIMES: Final = 8

@@ -276,7 +276,7 @@ def test_every_setting_is_documented():
     rows = re.findall(r"^\| `--([a-z-]+)` \| `(\w+)` \| (.*) \|$", table, re.MULTILINE)
     assert [row[:2] for row in rows] == [(n, of.environment_name) for n, of in OPTIONS.items()]
     for name, _, said in rows:
-        assert said.replace(r"\|", "|").startswith(OPTIONS[name].told)
+        assert said.replace(r"\|", "|").startswith(OPTIONS[name].help_with_default)
     assert all(
         option.environment_name.startswith(ENVIRONMENT_PREFIX) for option in OPTIONS.values()
     )

@@ -101,7 +101,7 @@ class _Peer:
         self.rest = _Rest()
         parts: Any = SimpleNamespace(
             spec=spec,
-            around=SimpleNamespace(facts=Facts(name, 1), work=SimulatedWork()),
+            services=SimpleNamespace(facts=Facts(name, 1), work=SimulatedWork()),
             observe_round=lambda _timing: None,
         )
         gossip = cast(Gossip, self.rest)

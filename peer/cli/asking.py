@@ -43,7 +43,7 @@ class TerminalQuestion:
     Attributes:
         says: what it means, in a sentence.
         default: the answer of an empty line.
-        check: raises LocoError or ValueError where an answer is none, and says why.
+        check: raises LocoError or ValueError, and says why, where an answer cannot be used.
     """
 
     name: str

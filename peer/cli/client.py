@@ -44,7 +44,7 @@ def run_of(home: Home) -> RunSpec:
 
 
 def spec_of(home: Home) -> RunSpec:
-    """The same, or that of its expert alone."""
+    """The run of this home, or its expert's model alone."""
     spec = run_of(home)
     number = spec.expert_named(home.expert() if spec.experts else None)
     return spec if number is None else spec.of_expert(number)

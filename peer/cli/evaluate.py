@@ -92,7 +92,7 @@ def own_rule(spec: RunSpec) -> Combination:
 
 
 def answering(spec: RunSpec, said: Sequence[ExpertSaid]) -> list[ExpertSaid]:
-    """Those that the ensemble is of: without the generalist where it is no anchor, nor liars."""
+    """The experts of the ensemble: not the generalist where it is no anchor, and no liar."""
     ensemble = spec.ensemble
     assert ensemble is not None
     first = 1 if ensemble.anchor == NONE else 0

@@ -267,7 +267,7 @@ Loss = Callable[[Float32Vector], float]
 def loss_judge(home: Home, spec: RunSpec) -> Loss:
     """Measure weights on the held-out text, in nats per token. Raises ExportFailed.
 
-    It runs on the CPU, for the GPU is training.
+    It runs on the CPU, because the GPU is training.
     """
     kept = kept_corpus(home.cache_dir, spec.data.manifest or "")
     if kept is None:
@@ -325,7 +325,7 @@ def export_swarm(home: Home, directory: Path) -> None:
 def _given(
     home: Home, spec: RunSpec, written: dict[str, Any], folder: Path, loss: Loss, tell: Tell
 ) -> Iterator[Given]:
-    """Ours, then the others'; peers that give none are named. Prints the loss of each."""
+    """Our weights, then the others'; peers that give none are named. Prints each one's loss."""
 
     def given(peer_id: str, step: int | None, slow_P: Float32Vector) -> Given:
         name, path = short_id(peer_id), folder / peer_id

@@ -211,7 +211,7 @@ def _export(home: Home, directory: Path, names: Collection[str] | None, tell: Te
 def _gathered(
     home: Home, run: RunSpec, numbers: list[int], tell: Tell, gone: ExitStack
 ) -> list[FoundExpert]:
-    """All of these experts. Raises ExportFailed: some are not to be had."""
+    """Gather the weights of these experts. Raises ExportFailed: some are not to be had."""
     own, why = own_state(home, tell)
     found, missing = list[FoundExpert](), dict[str, str]()
     for count, number in enumerate(numbers):

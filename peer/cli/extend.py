@@ -85,7 +85,7 @@ def _admission(home: Home) -> tuple[Mode, set[str]]:
     for statement in kept.statements:
         take(statement, register, amended)
     known = register.known_peers.union(listed)
-    return register.mode, {peer_id for peer_id in known if register.fault(peer_id) is None}
+    return register.mode, {peer_id for peer_id in known if register.refusal_of(peer_id) is None}
 
 
 def _admitting(spec: RunSpec, mode: Mode, guests: set[str]) -> RunSpec:

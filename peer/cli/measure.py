@@ -2,7 +2,7 @@
 
 It times the trainer's own step on random tokens, without averages and daemon. Sequences at a time
 are doubled while they fit and a step stays short. The time of the run's whole batch follows: the
-optimizer is timed by itself, for it works once however large the batch is.
+optimizer is timed by itself, because it works once however large the batch is.
 """
 
 import csv

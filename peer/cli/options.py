@@ -41,7 +41,7 @@ def print_version(wanted: bool = True) -> None:
 def option(
     name: str, metavar: str, help: str, default: Any = ..., *letter: str, **more: Any
 ) -> Any:
-    """Without a default it must be given."""
+    """An option for typer; without a default it must be given."""
     more["autocompletion"] = _choices_in(metavar)
     return typer.Option(default, name, *letter, metavar=metavar or None, help=help, **more)
 
@@ -64,7 +64,7 @@ def _choices_in(metavar: str) -> Callable[[str], list[str]] | None:
 
 def spelled(of: Option, default: Any = ..., *, hidden: bool = False) -> Any:
     letter = [of.letter] if of.letter else []
-    return option(f"--{of.name}", of.metavar, of.told, default, *letter, hidden=hidden)
+    return option(f"--{of.name}", of.metavar, of.help_with_default, default, *letter, hidden=hidden)
 
 
 Peer = Annotated[str, argument("PEER", "A peer id, as `status` shows it.")]

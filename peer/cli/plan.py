@@ -45,7 +45,7 @@ from .options import PlanOptions, read_spec
 
 MAX_TABLE_BYTES: Final = 8 << 20
 USUAL_STAGES: Final = 4
-"""Where the run spec has no pipeline."""
+"""Stages that are planned where the run spec has no pipeline."""
 SMALL_PARAMETERS: Final = 100_000_000
 """Below this a step mostly waits for small pieces of work, on any card."""
 WAYS: Final = {

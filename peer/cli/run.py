@@ -52,7 +52,7 @@ def _check_ports(config: PeerConfig) -> None:
             except OSError as error:
                 if error.errno == EADDRINUSE:
                     raise ConfigError(
-                        f"{config.told(option)}: port {where.port} is taken; choose another with"
+                        f"{config.given(option)}: port {where.port} is taken; choose another with"
                         f" --{option}, or stop the program that uses it"
                     ) from error
                 # other faults of the address are reported when it is listened on
@@ -70,13 +70,13 @@ def _check_device(config: PeerConfig) -> None:
         option = "gpus"
         devices = devices_of(config.gpus, config.device)
     except ValueError as error:
-        raise ConfigError(f"{config.told(option)}: {error}") from error
+        raise ConfigError(f"{config.given(option)}: {error}") from error
     of_several = {"split-context": config.split_context, "shard-weights": config.shard_weights}
     for option, is_given in of_several.items():
         if is_given and len(devices) == 1:
             raise ConfigError(
-                f"{config.told(option)}: needs several GPUs, and {config.told('gpus')} is one here;"
-                " leave it out"
+                f"{config.given(option)}: needs several GPUs, and {config.given('gpus')} is one"
+                " here; leave it out"
             )
 
 
@@ -84,9 +84,9 @@ def _check_track(config: PeerConfig) -> None:
     """Refuse a library that is not here; none is imported. Raises ConfigError."""
     for name in config.track:
         found = find_spec(name)
-        if found is None or found.origin is None:  # a folder of that name is none
+        if found is None or found.origin is None:  # a folder of that name is no package
             raise ConfigError(
-                f"{config.told('track')}: {name} is not installed here;"
+                f"{config.given('track')}: {name} is not installed here;"
                 f" install it with: pip install 'loco-peer[{name}]'"
             )
 
@@ -198,7 +198,7 @@ def _checked_start(config: PeerConfig, start: Start, signed: SignedSpec | None) 
         return None
     if config.stage:
         raise ConfigError(
-            f"{config.told('stage')}: the first peer of a run holds stage 0; remove the option, or"
+            f"{config.given('stage')}: the first peer of a run holds stage 0; remove the option, or"
             " use it with join"
         )
     check_options(config, spec)
@@ -219,7 +219,7 @@ def _new_run(config: PeerConfig, spec: RunSpec) -> RunSpec:
     """The run spec to found; says what it takes here. Raises ConfigError, InvalidRunSpec."""
     if spec.experts and config.data is not None:
         raise ConfigError(
-            f"{config.told('data')}: the run has experts, each with a source of its own; leave it"
+            f"{config.given('data')}: the run has experts, each with a source of its own; leave it"
             " out"
         )
     names = [expert.name for expert in spec.experts] or [""]
@@ -239,7 +239,7 @@ def _new_run(config: PeerConfig, spec: RunSpec) -> RunSpec:
 
 
 def _from_checkpoints(written: RunSpec) -> RunSpec:
-    """The same; and look whether the experts' checkpoints fit. Raises InvalidRunSpec."""
+    """Add what checkpoints and tokenizer say, of all experts. Raises InvalidRunSpec."""
     for expert, model in zip(written.experts, written.models, strict=False):
         if model.model.init_from is not None:  # all experts have the tokenizer of the run
             named = model.data.model_copy(update={"tokenizer": model.data.tokenizer})
@@ -302,7 +302,7 @@ def _check_mixed(config: PeerConfig) -> None:
     kind = (config.data or SOURCES[0]).partition(":")[0]
     if kind == "tokens" or kind not in SOURCES:
         raise ConfigError(
-            f"{config.told('data')}: a file of tokens is the whole corpus, without data.replay;"
+            f"{config.given('data')}: a file of tokens is the whole corpus, without data.replay;"
             " name it in data.source, and both are trained on, or leave data.replay out"
         )
 

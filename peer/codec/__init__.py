@@ -174,7 +174,7 @@ def _describe(tensor: torch.Tensor) -> str:
 def decoded_tiles(
     all_codes: Sequence[torch.Tensor], codec: Codec, num_values: int
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Where each tile begins, and its values of each vector; the next one overwrites them."""
+    """Yield the start of each tile, and its values of each vector; the next overwrites them."""
     size, device = min(TILE, num_values), all_codes[0].device
     scratch = torch.empty(len(all_codes), size, dtype=torch.float32, device=device)
     for start in range(0, num_values, TILE):

@@ -293,7 +293,7 @@ class Int8Codec(BlockCodec):
 
 
 class Int8DiffCodec(Int8Codec):
-    """The same codes; pairs send them as differences (`peer.codec.differences`)."""
+    """The codes of int8; pairs send them as differences (`peer.codec.differences`)."""
 
     name: ClassVar[str] = "int8-diff"
 

@@ -122,7 +122,7 @@ class ExpectedState:
         raise RemoteProtocolError(f"a state of step {told.step}, where {sentence}")
 
 
-class Fetcher:
+class ContentClient:
     """Asks one peer for content, request after request on one stream.
 
     Its methods raise StreamLost, Refused, or RemoteProtocolError: the peer could not help.
@@ -240,20 +240,20 @@ class Fetcher:
 
 
 @asynccontextmanager
-async def fetch_from(network: Network, peer_id: PeerId) -> AsyncIterator[Fetcher]:
+async def fetch_from(network: Network, peer_id: PeerId) -> AsyncIterator[ContentClient]:
     """Open a stream for requests. Raises StreamLost."""
     async with Conversation(await network.open_stream(peer_id, CONTENT)) as talk:
-        yield Fetcher(talk)
+        yield ContentClient(talk)
 
 
 # --- a state of several sources -------------------------------------------------------------------
-class Gathering:
+class StateDownload:
     """One state, put together from the chunks of its sources.
 
     Args:
-        phi_P, delta_P: where the state goes; no state before `lead` has returned.
+        slow_P, momentum_P: where the state goes; no state before `follow` has returned.
         own: digests of the chunks that the vectors hold already (`own_digests`).
-        mixes, lost_lag: as of `StatePlan`.
+        takes_any_replica, lost_lag: as of `StatePlan`.
 
     Attributes:
         on_progress: is called when a chunk has come.
@@ -262,16 +262,16 @@ class Gathering:
 
     def __init__(
         self,
-        phi_P: Float32Vector,
-        delta_P: Float32Vector,
+        slow_P: Float32Vector,
+        momentum_P: Float32Vector,
         own: Mapping[int, bytes] | None = None,
         *,
-        mixes: bool = False,
+        takes_any_replica: bool = False,
         lost_lag: float = math.inf,
     ) -> None:
-        self._size = phi_P.size
-        self._memory = state_file.StateMemory(phi_P, delta_P)
-        units = state_file.units_of(phi_P.size) if mixes else None
+        self._size = slow_P.size
+        self._memory = state_file.StateMemory(slow_P, momentum_P)
+        units = state_file.units_of(slow_P.size) if takes_any_replica else None
         self.plan = StatePlan(own, units=units, lost_lag=lost_lag)
         self._changed = ParkingLot()
         self.fetched_bytes = 0
@@ -305,36 +305,36 @@ class Gathering:
         own = self.plan.givers()[OWN]
         return min(own * limits.STATE_CHUNK_BYTES, self._memory.total_bytes)
 
-    async def lead(
-        self, fetcher: Fetcher, described: state_file.StateManifest
+    async def follow(
+        self, client: ContentClient, described: state_file.StateManifest
     ) -> content_messages.StateScalars:
-        """Gather the state that this source has described; others may `help` meanwhile.
+        """Download the state that this source has described; others may `help` meanwhile.
 
-        Raises as `Fetcher`: this source failed, and another one may lead.
+        Raises as `ContentClient`: this source failed, and another one may lead.
         """
-        name = fetcher.remote_peer_id
+        name = client.remote_peer_id
         described.check(self._size)
-        self.plan.lead(name, described.digests, described.scalars.step)
+        self.plan.follow_manifest(name, described.digests, described.scalars.step)
         try:
             await self._put_zeros(name, described)
-            await self._work(fetcher, described)
+            await self._work(client, described)
             self._memory.check(described.scalars)
             return described.scalars
         except LocoError as error:
             self.plan.gone(name, believed=not isinstance(error, RemoteProtocolError))
             raise
 
-    async def help(self, fetcher: Fetcher, described: state_file.StateManifest) -> None:
+    async def help(self, client: ContentClient, described: state_file.StateManifest) -> None:
         """Take from this source too what it has of the state that another one leads.
 
-        Raises as `Fetcher`: this source failed; the state is still gathered.
+        Raises as `ContentClient`: this source failed; the download goes on.
         """
-        name = fetcher.remote_peer_id
+        name = client.remote_peer_id
         described.check(self._size)
-        self.plan.join(name, described.digests, described.scalars.step)
+        self.plan.add_helper(name, described.digests, described.scalars.step)
         self._tell()
         try:
-            await self._work(fetcher, described)
+            await self._work(client, described)
         except RemoteProtocolError:
             self.plan.gone(name, believed=False)
             raise
@@ -355,36 +355,39 @@ class Gathering:
                 self.plan.arrived(name, index, was_sent=False)
                 await trio.lowlevel.checkpoint()
 
-    async def _work(self, fetcher: Fetcher, described: state_file.StateManifest) -> None:
+    async def _work(self, client: ContentClient, described: state_file.StateManifest) -> None:
         """Ask this source until all is here, from whomever."""
         rate = slowest_rate(self._memory.total_bytes)
         while not self.plan.complete:
             self._at_work += 1
             try:
-                with steady(fetcher.talk, rate, lambda: self._at_work) as moved:
-                    await self._ask(fetcher, described, moved)
+                with steady(client.talk, rate, lambda: self._at_work) as moved:
+                    await self._pump(client, described, moved)
             finally:
                 self._at_work -= 1
             if not self.plan.complete:
                 await self._changed.park()
 
-    async def _ask(
-        self, fetcher: Fetcher, described: state_file.StateManifest, moved: Callable[[int], None]
+    async def _pump(
+        self,
+        client: ContentClient,
+        described: state_file.StateManifest,
+        moved: Callable[[int], None],
     ) -> None:
         """Ask this source for as long as there is something for it, one unit ahead."""
-        name, root = fetcher.remote_peer_id, described.root
+        name, root = client.remote_peer_id, described.root
         due = deque[tuple[Request, Sequence[int]]]()
         try:
             while True:
                 batch = self.plan.next_of(name)
                 due.extend(batch)
                 for _, chunks in batch:
-                    await fetcher.request(root, chunks)
+                    await client.request(root, chunks)
                 if not due:
                     return
                 request, chunks = due[0]
                 for index in chunks:
-                    chunk = await fetcher.part(index, limits.STATE_CHUNK_BYTES, moved)
+                    chunk = await client.part(index, limits.STATE_CHUNK_BYTES, moved)
                     if digest_of(chunk) != described.digests[index]:
                         sentence = f"chunk {index} of the state does not match its digest"
                         raise RemoteProtocolError(sentence)
@@ -407,17 +410,17 @@ class Gathering:
 
 
 async def whole_state(
-    fetcher: Fetcher, expected: ExpectedState, phi_P: Float32Vector, delta_P: Float32Vector
+    client: ContentClient, expected: ExpectedState, slow_P: Float32Vector, momentum_P: Float32Vector
 ) -> content_messages.StateScalars:
-    """Fetch a peer's present state into these vectors. Raises as `Fetcher`."""
-    described = await fetcher.description(expected, phi_P.size)
-    return await Gathering(phi_P, delta_P).lead(fetcher, described)
+    """Fetch a peer's present state into these vectors. Raises as `ContentClient`."""
+    described = await client.description(expected, slow_P.size)
+    return await StateDownload(slow_P, momentum_P).follow(client, described)
 
 
-def own_digests(phi_P: Float32Vector, delta_P: Float32Vector) -> dict[int, bytes]:
-    """Digests of chunks, but for the writer's own first one, and zeros, which nobody sends."""
+def own_digests(slow_P: Float32Vector, momentum_P: Float32Vector) -> dict[int, bytes]:
+    """Digests of chunks, except the writer's own first one, and zeros, which nobody sends."""
     digests = dict[int, bytes]()
-    for index, chunk in enumerate(state_file.StateMemory(phi_P, delta_P).chunks()):
+    for index, chunk in enumerate(state_file.StateMemory(slow_P, momentum_P).chunks()):
         digest = digest_of(chunk)
         if index and digest != _digest_of_zeros(len(chunk)):
             digests[index] = digest

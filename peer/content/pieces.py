@@ -27,7 +27,7 @@ import numpy as np
 import trio
 
 from peer.observe.event_names import EventName
-from peer.rounds.surroundings import Surroundings
+from peer.rounds.services import Services
 from peer.runtime import PeerId
 from peer.runtime.files import replace_file
 from peer.training.corpus.blocks import PIECE_SUFFIX, Corpus, cut_piece, piece_path
@@ -120,7 +120,7 @@ ASK_EVERY_S: Final = 10.0
 """Between two questions to a peer which pieces it has; ASK_SOON_S while one is waited for."""
 ASK_SOON_S: Final = 1.0
 UNHELD_S: Final = 2 * ASK_EVERY_S
-"""All have been asked by then for a piece that is waited for."""
+"""How long it takes to ask all peers for a piece that is waited for."""
 PAUSE_S: Final = 5.0
 """After a peer did not give a piece; DOUBT_PAUSE_S where it gave another."""
 DOUBT_PAUSE_S: Final = 300.0
@@ -139,16 +139,16 @@ class PieceFetcher:
 
     store: PieceStore
     data_plan: DataPlan
-    around: Surroundings
+    services: Services
     _: KW_ONLY
     first_blocks: int
     max_pieces: float = math.inf
 
     def __post_init__(self) -> None:
-        around, here = self.around, self.store.here
-        self._network, self._work = around.network, around.work
-        self._roster, self._facts, self._events = around.roster, around.facts, around.events
-        self._scheduler = Scheduler(around.facts.peer_id, here)
+        services, here = self.services, self.store.here
+        self._network, self._work = services.network, services.work
+        self._roster, self._facts, self._events = services.roster, services.facts, services.events
+        self._scheduler = Scheduler(services.facts.peer_id, here)
         self._at_once = AtOnce(MAX_ASKED)
         self._needs: CorpusNeeds | None = None
         self._awaited: tuple[int, ...] = ()

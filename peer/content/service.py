@@ -48,7 +48,7 @@ TURN_S: Final = 20.0
 LOOK_EVERY_S: Final = 1.0
 """Between two looks whether there is room, which time alone may make."""
 READINGS_OF_A_STATE: Final = 2
-"""One that lost chunks asks for some again."""
+"""Times that a reader may read a state: it asks again for chunks that were lost."""
 REPLACED: Final = "I have no content of that name; a state is replaced by a newer one"
 
 
@@ -71,7 +71,7 @@ class WrittenState(Protocol):
 
 
 class StateSource(WrittenState, Protocol):
-    """That of our group, of which samples are given, too."""
+    """The outer state of our group, of which samples are given, too."""
 
     async def sample(self, seed: bytes) -> bytes: ...
 
@@ -287,7 +287,7 @@ class ContentService:
         return self._own_source(group), self._states
 
     def _own_source(self, group: str) -> StateSource:
-        """That of our group. Raises Refused: another was asked for."""
+        """The source of our group's state. Raises Refused: another was asked for."""
         source = self.source
         if source is None:
             raise Refused(RefusalReason.UNAVAILABLE, "I have no state yet")

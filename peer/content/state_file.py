@@ -147,7 +147,7 @@ def read_chunk(path: Path, index: int) -> bytes:
 
 
 def remove_state_files(directory: Path, keep: Collection[Path]) -> None:
-    """Remove state files, those that crashes left half-written too, but for `keep`."""
+    """Remove state files, those that crashes left half-written too, except `keep`."""
     for suffix in (SUFFIX, _PARTIAL_SUFFIX):
         for path in directory.glob(f"*{suffix}"):
             if path not in keep:

@@ -46,7 +46,7 @@ from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 from protocol.wire.messages import Hello, Refusal, Statements
 
-from .ports import Ports
+from .services import DaemonServices
 
 SECRET_DOMAIN: Final = b"loco/v1/run-secret\0"
 MAX_EARLY: Final = 1 + (MAX_RULINGS + MAX_PASSES + MAX_AMENDMENTS) // MAX_STATEMENTS_PER_MESSAGE
@@ -61,16 +61,16 @@ class Admission:
         expelled: set when the run has banned us.
     """
 
-    def __init__(self, ports: Ports) -> None:
-        self._keys = ports.keys
-        self._file = ports.admission_file
-        self._directory = ports.directory
-        self._facts = ports.facts
-        self._events = ports.events
+    def __init__(self, services: DaemonServices) -> None:
+        self._keys = services.keys
+        self._file = services.admission_file
+        self._directory = services.directory
+        self._facts = services.facts
+        self._events = services.events
         self._kept = self._file.read()
         self.own_pass = self._kept.own_pass
-        if ports.token is not None:
-            self.own_pass = ports.token.pass_for(self._keys.own.peer_id).sealed
+        if services.token is not None:
+            self.own_pass = services.token.pass_for(self._keys.own.peer_id).sealed
         self._register: Register | None = None
         self._early: list[Statements] = []
         self._secret: bytes | None = None
@@ -102,7 +102,7 @@ class Admission:
         admission, mode = spec.admission, Mode(spec.admission.mode)
         register = Register(mode, signed.run_id, founder, admission.peers)
         self._register = register
-        self._facts.several = spec if spec.experts else None
+        self._facts.expert_run = spec if spec.experts else None
         self._facts.spec = AmendedSpec(spec, signed.run_id, founder)
         if expert is not None:
             self.trains(expert)
@@ -150,25 +150,25 @@ class Admission:
     # --- judging ----------------------------------------------------------------------------------
     def greeted(self, peer_id: PeerId, theirs: Hello) -> Refusal | None:
         """Why a peer that sent this hello gets no link."""
-        register, refusal = self._register, self.judge(peer_id)
+        register, refusal = self._register, self.refusal_of(peer_id)
         if register is None or refusal is None or not theirs.pass_shown:
             return refusal
-        fault = register.shown(theirs.pass_shown, peer_id, self._directory.swarm_time_s())
-        if fault is not None:
-            return Refusal(RefusalReason.NOT_ADMITTED, fault)
-        refusal = self.judge(peer_id)
+        why = register.shown(theirs.pass_shown, peer_id, self._directory.swarm_time_s())
+        if why is not None:
+            return Refusal(RefusalReason.NOT_ADMITTED, why)
+        refusal = self.refusal_of(peer_id)
         if refusal is None:
             self._keep()
         return refusal
 
-    def judge(self, peer_id: PeerId) -> Refusal | None:
-        fault = None if self._register is None else self._register.fault(peer_id)
-        return None if fault is None else Refusal(RefusalReason.NOT_ADMITTED, fault)
+    def refusal_of(self, peer_id: PeerId) -> Refusal | None:
+        why = None if self._register is None else self._register.refusal_of(peer_id)
+        return None if why is None else Refusal(RefusalReason.NOT_ADMITTED, why)
 
     def may_be_dialled(self, peer_id: PeerId) -> bool:
         """Whether a peer may be admitted, perhaps by a pass that we have not seen."""
         register = self._register
-        if register is None or register.fault(peer_id) is None:
+        if register is None or register.refusal_of(peer_id) is None:
             return True
         return register.mode is Mode.INVITE and not register.is_banned(peer_id)
 
@@ -221,13 +221,13 @@ class Admission:
 
     @property
     def _named(self) -> tuple[bytes, ...]:
-        """The statement of the successor; none where there is none."""
+        """The statement of the successor, where there is one."""
         named = self._facts.successor
         return () if named is None else (named.sealed,)
 
     @property
     def _statements(self) -> tuple[bytes, ...]:
-        """All of them; amendments last, because they may close the run to some of the rest."""
+        """All statements; amendments last, because they may close the run to some of the rest."""
         assert self._register is not None
         amendments = (amendment.sealed for amendment in self.amended.amendments)
         return (*self._register.statements, *amendments, *self._named)
@@ -306,7 +306,7 @@ class Admission:
         rulings = [
             statement
             for peer_id in peers
-            if self.judge(peer_id) is not None
+            if self.refusal_of(peer_id) is not None
             for message in self.rule(Verdict.ADMIT, peer_id)
             for statement in message.statements
         ]
@@ -391,10 +391,10 @@ class Reputation:
         self.book = PeerBook()
         self.one_more_ignored = ParkingLot()
 
-    def judge(self, peer_id: PeerId) -> Refusal | None:
-        return self.admission.judge(peer_id) or self.judge_conduct(peer_id)
+    def refusal_of(self, peer_id: PeerId) -> Refusal | None:
+        return self.admission.refusal_of(peer_id) or self.conduct_refusal_of(peer_id)
 
-    def judge_conduct(self, peer_id: PeerId) -> Refusal | None:
+    def conduct_refusal_of(self, peer_id: PeerId) -> Refusal | None:
         if self.book.is_convicted(peer_id):
             return CONVICTED
         return IGNORED if self.book.is_ignored(trio.current_time(), peer_id) else None
@@ -403,7 +403,7 @@ class Reputation:
         return self.book.wait_s(trio.current_time(), peer_id)
 
     def may_be_dialled(self, peer_id: PeerId) -> bool:
-        return self.judge_conduct(peer_id) is None and self.admission.may_be_dialled(peer_id)
+        return self.conduct_refusal_of(peer_id) is None and self.admission.may_be_dialled(peer_id)
 
     def blame(self, peer_id: PeerId, fault: Fault) -> None:
         self._facts.faults[fault] += 1

@@ -1,7 +1,7 @@
 """Where the first state of a peer comes from: slow weights, outer momentum, and where they stand.
 
     Fresh      the model's initialisation: nobody holds this part of the model yet
-    Fetched    one peer of the group, or several, which train on meanwhile (fetched.py)
+    FromPeers    one peer of the group, or several, which train on meanwhile (fetched.py)
     Rebuilt    the stages before and after ours, which all others have left (provision.py)
     Returned   others that train, or our own checkpoint (returning.py)
 
@@ -19,7 +19,7 @@ from protocol.content.samples import Float32Vector
 from protocol.run.amendments import AmendedSpec
 from protocol.schedule.data_plan import DataPlan
 
-from .ports import Ports
+from .services import DaemonServices
 from .sources import Sources
 
 MeasureLoss = Callable[[], Awaitable[float | None]]
@@ -32,7 +32,7 @@ async def cannot_tell() -> None:
 
 @dataclass(frozen=True, slots=True)
 class FirstState:
-    """Where a peer's first state stands.
+    """The position of a peer's first state.
 
     Attributes:
         round: of the last outer step in it; -1 before the first.
@@ -55,7 +55,7 @@ NOTHING_TRAINED: Final = FirstState(round=-1, step=0, epoch=0, position=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class StartContext:
     """The vectors that a beginning fills, and the parts of the peer that it may ask.
 
     Attributes:
@@ -63,7 +63,7 @@ class Arrival:
         plan: of the data; where others say that they stand is held against it.
         slow_P, momentum_P: zeros, to be filled.
         look_around: looks for peers of our group until cancelled.
-        meet: the same, and lets them find us.
+        meet: looks for them too, and lets them find us.
         measure: the loss of what lies in `slow_P`.
     """
 
@@ -72,7 +72,7 @@ class Arrival:
     plan: DataPlan
     slow_P: Float32Vector
     momentum_P: Float32Vector
-    ports: Ports
+    services: DaemonServices
     sources: Sources
     look_around: Callable[[], Awaitable[None]]
     meet: Callable[[], Awaitable[None]]
@@ -81,10 +81,10 @@ class Arrival:
 
 class Beginning(Protocol):
     @property
-    def ages(self) -> bool:
+    def goes_stale(self) -> bool:
         """Whether the state grows old while a trainer starts, and so is better taken after that."""
 
-    async def take(self, arrival: Arrival) -> FirstState:
+    async def take(self, context: StartContext) -> FirstState:
         """Fill the vectors, and say in status and events what goes on.
 
         Raises:
@@ -97,10 +97,10 @@ class Beginning(Protocol):
 class Fresh:
     """The model's initialisation, without momentum; `initialise` writes it."""
 
-    ages = False
+    goes_stale = False
     initialise: Callable[[Float32Vector], Awaitable[None]]
 
-    async def take(self, arrival: Arrival) -> FirstState:
-        arrival.ports.facts.now_doing("taking the first weights")
-        await self.initialise(arrival.slow_P)
+    async def take(self, context: StartContext) -> FirstState:
+        context.services.facts.now_doing("taking the first weights")
+        await self.initialise(context.slow_P)
         return NOTHING_TRAINED

@@ -27,9 +27,9 @@ from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Hello
 
 from .links import Links
-from .ports import Ports
 from .report import LOOK_S, REPEAT_S
-from .sources import SOURCE_PAUSE_S, is_final
+from .services import DaemonServices
+from .sources import SOURCE_PAUSE_S, is_permanent
 
 
 async def resolve_bootstrap(text: str) -> tuple[PeerId, Sequence[Address]]:
@@ -52,15 +52,15 @@ Resolve = Callable[[str], Awaitable[tuple[PeerId, Sequence[Address]]]]
 class Bootstrap:
     """Tries all addresses until one peer has taken us in."""
 
-    ports: Ports
+    services: DaemonServices
     links: Links
     addresses: Sequence[str]
     report_every_s: float = LOOK_S
     resolve: Resolve = resolve_bootstrap
 
     def __post_init__(self) -> None:
-        self._facts = self.ports.facts
-        self._failing = self._facts.company.failing
+        self._facts = self.services.facts
+        self._failing = self._facts.unlinked.failing
         self._num_own = 0
         self._said: dict[str, tuple[str, float]] = {}
         self._found: tuple[PeerId, Hello] | None = None
@@ -95,7 +95,7 @@ class Bootstrap:
                     hello = await self._dial(peer_id, addresses)
             except Refused as refused:
                 self._failing[address] = f"refused: {refused.sentence}"
-                if is_final(refused):
+                if is_permanent(refused):
                     self._refused = refused
                     done.cancel()
             except LocoError as error:
@@ -109,7 +109,7 @@ class Bootstrap:
             pause_s = min(ANSWER_S, 2 * pause_s)
 
     async def _dial(self, peer_id: PeerId, addresses: Sequence[Address]) -> Hello:
-        """Where p2pd does not try, since it has failed there before, find out why."""
+        """Dial a peer. Where p2pd does not try, since it has failed there before, find out why."""
         try:
             return await self.links.dial(peer_id, addresses)
         except StreamLost as lost:
@@ -117,7 +117,7 @@ class Bootstrap:
             is_dialled_by_tcp = "/tcp/" in address and "/p2p-circuit" not in address
             if BACKOFF not in str(lost) or not is_dialled_by_tcp:
                 raise
-            found = await self.ports.network.probe(address)
+            found = await self.services.network.probe(address)
             if found == peer_id:
                 raise
             where = address.partition("/p2p/")[0]
@@ -143,13 +143,15 @@ class Bootstrap:
         """
         if "/p2p/" in address:
             return
-        pinned = self.ports.pins.get(address)
+        pinned = self.services.pins.get(address)
         if pinned is None:
-            self.ports.pins.put(address, peer_id)
+            self.services.pins.put(address, peer_id)
             multiaddr = f"{addresses[0]}/p2p/{peer_id}"
-            self.ports.events.emit(EventName.IDENTITY_PINNED, address=address, multiaddr=multiaddr)
+            self.services.events.emit(
+                EventName.IDENTITY_PINNED, address=address, multiaddr=multiaddr
+            )
         elif pinned != peer_id:
-            sentence = f"{peer_id} answers, where {pinned} did before; {self.ports.pins.cure}"
+            sentence = f"{peer_id} answers, where {pinned} did before; {self.services.pins.cure}"
             raise StreamLost(f"handshake: {sentence}")
 
     async def _report(self) -> None:
@@ -169,7 +171,7 @@ class Bootstrap:
             return
         self._said[address] = why, now_s
         step, _, detail = why.partition(": ")
-        self.ports.events.emit(
+        self.services.events.emit(
             EventName.BOOTSTRAP_FAILING,
             address=address,
             step=step,

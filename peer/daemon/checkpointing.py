@@ -58,7 +58,7 @@ from protocol.names import size_text
 from protocol.run.needs import DiskNeeds, least_parameters_of
 from protocol.run.run_spec import RunSpec
 
-from .ports import Ports
+from .services import DaemonServices
 
 # --- room on the disk -----------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class Draft:
             await self.line.send(Keep(str(self.path)))
 
     def on_kept(self, kept: Kept) -> None:
-        """It has written something, or has not; perhaps for an earlier checkpoint."""
+        """The trainer has answered a `Keep`, perhaps that of an earlier checkpoint."""
         if kept.path == str(self.path):
             self.kept = kept
             self.ended.set()
@@ -239,14 +239,14 @@ class CheckpointPlan:
 class Checkpointing:
     """Writes checkpoints when they are due. Implements `peer.rounds.way.Checkpoints`."""
 
-    def __init__(self, plan: CheckpointPlan, held: HeldPart, ports: Ports) -> None:
+    def __init__(self, plan: CheckpointPlan, held: HeldPart, services: DaemonServices) -> None:
         self._plan = plan
         self._held = held
-        self._ports = ports
-        self._store = ports.checkpoints
-        self._facts = ports.facts
-        self._events = ports.events
-        self._work = ports.work
+        self._services = services
+        self._store = services.checkpoints
+        self._facts = services.facts
+        self._events = services.events
+        self._work = services.work
         now_s, self._every_s = trio.current_time(), plan.every_s or math.inf
         self._first_s = [now_s + after_s for after_s in FIRST_AFTER_S if plan.every_s]
         self._due_s = self._next_s(0.0)
@@ -276,7 +276,7 @@ class Checkpointing:
             async with trio.open_nursery() as self._nursery:
                 while True:
                     await trio.sleep(RETRY_S)
-                    ended = self._facts.over and self._line is None
+                    ended = self._facts.run_over and self._line is None
                     if self._way is not None and ended and not self._has_last:
                         await self.write_last(self._way, trio.current_time())
         finally:
@@ -324,7 +324,7 @@ class Checkpointing:
         await self._write(way, until_s)
 
     async def _write(self, way: Way, until_s: float | None) -> None:
-        if self._facts.over and self._has_last:
+        if self._facts.run_over and self._has_last:
             return
         draft = await self._copied(way, until_s)
         if draft is not None:
@@ -394,9 +394,9 @@ class Checkpointing:
             await asked.ask()
         await asked.wait()
         if until_s is not None and asked.missing:
-            step = facts.nominal_step if facts.over else self._began_step
+            step = facts.nominal_step if facts.run_over else self._began_step
             slow = Kept(str(asked.path), step, facts.epoch, facts.position, 0)
-            without = partial(asked.done_without, part=group.part, over=facts.over)
+            without = partial(asked.done_without, part=group.part, over=facts.run_over)
             kept = await self._work.run(without, self._store, round_, slow)
         else:
             kept = await self._work.run(asked.moved_in)
@@ -411,9 +411,9 @@ class Checkpointing:
             position=kept.position,
             debt=facts.debt,
             tokens=facts.earlier_tokens + facts.tokens + kept.tokens,
-            over=facts.over,
-            written_s=self._ports.directory.swarm_time_s(),
-            version=self._ports.version,
+            over=facts.run_over,
+            written_s=self._services.directory.swarm_time_s(),
+            version=self._services.version,
             files={},
         )
         asked.stalled_s = trio.current_time() - started_s

@@ -46,8 +46,8 @@ from .expert_requests import expert_claims, scores_of
 from .experts import ExpertPeers
 from .parts import PeerParts
 from .peer import Peer
-from .ports import Ports
 from .report import join_address
+from .services import DaemonServices
 from .sources import FETCH_WEIGHTS_S, Weights, weights_from, weights_of
 
 
@@ -109,8 +109,8 @@ class ControlRequests:
         if (peer_id := wanted.get("peer")) is None:
             given = await _weights_of_any(parts, view, part.replace("/", " "), size)
         else:
-            async with fetch_from(parts.network, peer_id) as fetcher:
-                given = await weights_from(fetcher, view.group, size)
+            async with fetch_from(parts.network, peer_id) as client:
+                given = await weights_from(client, view.group, size)
         _, slow_P, told = given
         path = self._peer.settings.state_dir / f"{part.replace('/', '-')}.f32"
         await parts.work.run(slow_P.tofile, path)
@@ -179,7 +179,7 @@ class ControlRequests:
     async def name_successor(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """Raises LocoError: this home cannot, or the run goes on elsewhere in any case."""
         parts = self._peer.parts
-        if parts.facts.several is not None:
+        if parts.facts.expert_run is not None:
             raise LocoError("peers of a run with experts go over to others of it, and follow none")
         told = parts.admission.name_successor(wanted["run_id"], wanted["address"])
         parts.links.tell_statements(told)
@@ -239,10 +239,10 @@ async def amend(parts: PeerParts, wanted: dict[str, Any]) -> dict[str, Any]:
     number = _expert_of(before, changes)
     if number is not None:
         spec = spec.of_expert(number)
-    elif parts.facts.over or parts.facts.state is PeerState.FINISHED:  # others may train on
+    elif parts.facts.run_over or parts.facts.state is PeerState.FINISHED:  # others may train on
         raise LocoError("the run has ended and cannot be amended")
     peers = new_peers(spec.founding, wanted["values"])
-    if not changes and all(admission.judge(peer) is None for peer in peers):
+    if not changes and all(admission.refusal_of(peer) is None for peer in peers):
         raise LocoError("nothing to amend: the run already has these values")
     end = spec.own(changed(before, changes)).total_rounds  # its values can be used
     from_round = present = _present_round(parts, spec, number)
@@ -254,7 +254,7 @@ async def amend(parts: PeerParts, wanted: dict[str, Any]) -> dict[str, Any]:
         admitted = list(peers)
         if MODE in dict(changes):
             linked = [member.peer_id for member in parts.roster.alive(trio.current_time())]
-            admitted += [peer for peer in linked if admission.judge(peer) is None]
+            admitted += [peer for peer in linked if admission.refusal_of(peer) is None]
             admitted.append(parts.facts.peer_id)
         parts.links.tell_statements(admission.amend(from_round, changes, admitted))
     return {
@@ -290,12 +290,12 @@ def _expert_of(run: RunSpec, changes: Changes) -> int | None:
     return run.expert_named(names[0]) if names else None
 
 
-def _present_round(ports: Ports, spec: AmendedSpec, expert: int | None) -> int:
+def _present_round(services: DaemonServices, spec: AmendedSpec, expert: int | None) -> int:
     """The round of an expert; where none is given ours, or that of the middle of the others."""
     if expert is not None:
-        step = ExpertPeers(ports.roster, ports.facts).step_of(expert)
+        step = ExpertPeers(services.roster, services.facts).step_of(expert)
         return step // spec.founding.sync.round_steps
-    others, own = ports.roster.alive(trio.current_time()), ports.facts.step
+    others, own = services.roster.alive(trio.current_time()), services.facts.step
     steps = [member.progress.step for member in others if member.progress.state == TRAINING]
     known = [step for step in steps if step <= spec.longest_steps]
     return int(max(own, middle(known, own))) // spec.founding.sync.round_steps

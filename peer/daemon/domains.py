@@ -15,7 +15,7 @@ from pathlib import Path
 
 import trio
 
-from peer.content.fetching import BlobSource, Fetcher
+from peer.content.fetching import BlobSource, ContentClient
 from peer.content.pieces import PieceStore, open_store
 from peer.observe.event_names import EventName
 from peer.runtime import PeerId, Work
@@ -25,7 +25,7 @@ from protocol.names import corpus_unheld
 from protocol.outcomes import RefusalReason
 from protocol.run.run_spec import RunSpec
 
-from .ports import Ports
+from .services import DaemonServices
 from .sources import DOUBT_PAUSE_S, SOURCE_PAUSE_S, NobodyHelped, Sources
 
 
@@ -39,7 +39,7 @@ class BlobsOfPeers:
         expert: whose corpus they are of, where the run has any.
     """
 
-    ports: Ports
+    services: DaemonServices
     sources: Sources
     first: PeerId | None = None
     _: KW_ONLY
@@ -51,7 +51,7 @@ class BlobsOfPeers:
 
         Raises as `Sources.fetch`.
         """
-        told, corpus = False, self.ports.facts.corpus
+        told, corpus = False, self.services.facts.corpus
         while True:
             without = list[PeerId]()
             try:
@@ -68,21 +68,21 @@ class BlobsOfPeers:
                 return data
 
     async def _from_one(self, digest: str, without: list[PeerId]) -> bytes:
-        async def ask(fetcher: Fetcher) -> bytes:
+        async def ask(client: ContentClient) -> bytes:
             try:
-                return await fetcher.blob(digest)
+                return await client.blob(digest)
             except Refused as refused:
-                remote = fetcher.remote_peer_id
+                remote = client.remote_peer_id
                 if refused.reason is RefusalReason.UNAVAILABLE and remote not in without:
                     without.append(remote)
                 raise
 
-        roster = self.ports.roster
+        roster = self.services.roster
         patience_s = DOUBT_PAUSE_S - SOURCE_PAUSE_S  # then all are asked anew: no one twice at once
         return await self.sources.fetch(ask, roster, self.first, patience_s)
 
     def _tell(self, sentence: str, without: list[PeerId]) -> bool:
-        self.ports.events.emit(EventName.CORPUS_UNHELD, detail=sentence, remotes=without)
+        self.services.events.emit(EventName.CORPUS_UNHELD, detail=sentence, remotes=without)
         return True
 
 
@@ -101,7 +101,7 @@ async def described_corpus(
 
 
 class Domains:
-    """Each expert's corpus, as far as this machine has it.
+    """The corpora of all experts, as far as this machine has them.
 
     Attributes:
         here: by the expert's number; its manifest and its held-out blocks are on the disk.
@@ -124,26 +124,26 @@ class Domains:
         self.here: dict[int, KeptCorpus] = {}
         self.blobs, self.stores = {**blobs}, {**stores}
 
-    async def look(self) -> None:
+    async def find_kept(self) -> None:
         """Find what the cache has."""
         for number in self._missing():
             kept = await self._work.run(kept_corpus, self._cache_dir, self._digests[number])
             if kept is not None:
                 await self._add(number, kept)
 
-    async def run(self, ports: Ports, sources: Sources) -> None:
+    async def run(self, services: DaemonServices, sources: Sources) -> None:
         """Fetch what is missing. What does not come is told once, and asked for again later."""
         told = set[str]()
         while missing := self._missing():
             for number in missing:
                 expert = self._experts[number]
-                source = BlobsOfPeers(ports, sources, waits=False, expert=expert)
+                source = BlobsOfPeers(services, sources, waits=False, expert=expert)
                 try:
                     await self._fetch(number, source)
                 except (LocoError, OSError) as error:
                     if expert not in told:
                         told.add(expert)
-                        ports.events.emit(
+                        services.events.emit(
                             EventName.DOMAIN_MISSING, expert=expert, detail=str(error)
                         )
             if self._missing():

@@ -29,8 +29,8 @@ from .bootstrap import Bootstrap
 from .domains import BlobsOfPeers
 from .experts import LOOK_AROUND_S, LOOKS, choose_expert, listen, now_or_at_branch
 from .parts import PeerParts
-from .ports import Ports
 from .provision import ChoosePart, ChosenPart, Supplies
+from .services import DaemonServices
 
 CheckSpec = Callable[[RunSpec, int | None], None]
 """Raises when this peer's options do not fit a run, or its machine that, or an expert of it by its
@@ -112,7 +112,7 @@ async def join(
         first, hello = await _enter_successor(parts, bootstrap, following)
     facts.now_doing("fetching the run spec", PeerState.DOWNLOADING)
     signed = await parts.sources.fetch(
-        lambda fetcher: fetcher.spec(hello.run_id), parts.roster, first
+        lambda client: client.spec(hello.run_id), parts.roster, first
     )
     spec = usable_spec(signed, hello.software)
     check_spec(spec, None)
@@ -132,14 +132,14 @@ async def join(
 async def _enter_successor(
     parts: PeerParts, bootstrap: Bootstrap, following: Following
 ) -> tuple[PeerId, Hello]:
-    """The same, where it must be that run, within UNREACHED_S. Raises LocoError, Refused."""
+    """Find the swarm of the run that follows, within UNREACHED_S. Raises LocoError, Refused."""
     which = f"the run {following.run_id}, which follows that of this home,"
     again = "loco-peer start goes back to the old run, and tries again if that is over"
     try:
         with trio.fail_after(UNREACHED_S):
             first, hello = await enter_swarm(parts, bootstrap)
     except trio.TooSlowError:
-        why = next(iter(parts.facts.company.failing.values()), "nobody answers")
+        why = next(iter(parts.facts.unlinked.failing.values()), "nobody answers")
         minutes = f"{UNREACHED_S / 60:.0f} minutes"
         raise LocoError(f"{which} was not reached for {minutes} ({why}); {again}") from None
     if hello.run_id != following.run_id:
@@ -162,7 +162,7 @@ def usable_spec(signed: SignedSpec, software: str) -> RunSpec:
 
 
 async def enter_swarm(parts: PeerParts, bootstrap: Bootstrap) -> tuple[PeerId, Hello]:
-    """Find the swarm, and go by its clock and its directory. Raises Refused."""
+    """Find the swarm, and use its clock and its directory. Raises Refused."""
     first, hello = await bootstrap.enter()
     parts.greeter.correct_clock()
     await parts.directory.add_peers(hello.addresses)
@@ -170,7 +170,7 @@ async def enter_swarm(parts: PeerParts, bootstrap: Bootstrap) -> tuple[PeerId, H
 
 
 async def go_by_the_linked(parts: PeerParts) -> None:
-    """The same by the peers that the home remembers, as soon as one of them is linked."""
+    """Use clock and directory of the peers that the home remembers, once one is linked."""
     while not (alive := parts.roster.alive(trio.current_time())):
         await parts.heard.park()
     parts.greeter.correct_clock()
@@ -190,18 +190,18 @@ async def expert_of(
     if not spec.experts:
         return None
     misfits = note_fitting(parts, spec)
-    if number is None and not parts.facts.fits:
+    if number is None and not parts.facts.fitting_experts:
         listed = "; ".join(f"'{spec.experts[n].name}': {why}" for n, why in misfits.items())
         raise InvalidRunSpec(
             f"no expert of the run '{spec.name}' fits this machine ({listed}): make room, or train"
             " one nevertheless with --expert NAME --yes"
         )
     if number is None:
-        number = await choose_expert(parts, parts.facts.fits)
+        number = await choose_expert(parts, parts.facts.fitting_experts)
     elif number and spec.branch_round and not comes_back:
         number = await now_or_at_branch(parts, number)
     assert parts.facts.run_id is not None
-    parts.facts.chosen = Group(parts.facts.run_id, part_of_expert(number))
+    parts.facts.chosen_group = Group(parts.facts.run_id, part_of_expert(number))
     parts.admission.trains(number)
     parts.events.emit(EventName.EXPERT_CHOSEN, expert=spec.experts[number].name)
     return number
@@ -213,28 +213,28 @@ def note_fitting(parts: PeerParts, spec: RunSpec) -> Mapping[int, str]:
     for number, why in misfits.items():
         name = spec.experts[number].name
         parts.events.emit(EventName.EXPERT_UNFIT, expert=name, detail=why)
-    parts.facts.fits = frozenset(range(len(spec.experts))) - misfits.keys()
+    parts.facts.fitting_experts = frozenset(range(len(spec.experts))) - misfits.keys()
     return misfits
 
 
 async def choose_stage(
-    ports: Ports, spec: RunSpec, run_id: str, given: int | None = None
+    services: DaemonServices, spec: RunSpec, run_id: str, given: int | None = None
 ) -> ChosenPart:
     """Listen, choose the stage that this peer holds, if it is not `given`, and let all know.
 
-    Newcomers that come together look again, for what others choose is heard with a beat.
+    Newcomers that come together look again, because what others choose is heard with a beat.
     """
-    facts, pipeline = ports.facts, spec.pipeline
+    facts, pipeline = services.facts, spec.pipeline
     facts.now_doing("checking which stage needs a peer")
     await listen(facts.peer_id)
-    peers = StagePeers(ports.roster, run_id, pipeline.stages)
+    peers = StagePeers(services.roster, run_id, pipeline.stages)
     counts = [len(others) for others in peers.holders()]
     stage = needed_stage(counts, pipeline.num_visited) if given is None else given
-    facts.chosen = Group(run_id, part_of_stage(stage))
+    facts.chosen_group = Group(run_id, part_of_stage(stage))
     if given is None:
         stage = await _settled(facts.peer_id, peers, stage, pipeline.num_visited)
-        facts.chosen = Group(run_id, part_of_stage(stage))
-    alive = ports.roster.alive(trio.current_time())
+        facts.chosen_group = Group(run_id, part_of_stage(stage))
+    alive = services.roster.alive(trio.current_time())
     return ChosenPart(
         stage,
         has_holders=not {*peers.holders()[stage]} <= {*peers.newcomers()},

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import trio
 
-from peer.content.fetching import Fetcher, fetch_from
+from peer.content.fetching import ContentClient, fetch_from
 from peer.network.conversation import Conversation
 from peer.network.identity import load_or_create
 from peer.network.libp2p import open_libp2p_network
@@ -238,36 +238,38 @@ async def rate_of(network: Network, peer_id: PeerId) -> LineRate | None:
     """How fast a peer sends a piece of the corpus; None where it has none that tells."""
     try:
         with trio.fail_after(2 * FETCH_S):
-            async with fetch_from(network, peer_id) as fetcher:
-                for model in (await fetcher.spec(None)).spec().models:  # it has texts of one alone
+            async with fetch_from(network, peer_id) as client:
+                for model in (await client.spec(None)).spec().models:  # it has texts of one alone
                     with suppress(Refused):
-                        manifest = await _corpus(fetcher, model.data.manifest)
-                        _, here = await fetcher.holdings(manifest, 0)
+                        manifest = await _corpus(client, model.data.manifest)
+                        _, here = await client.holdings(manifest, 0)
                         if here is not None and here.any():
-                            return await _timed_rate(fetcher, manifest, int(np.argmax(here)))
+                            return await _timed_rate(client, manifest, int(np.argmax(here)))
     except (LocoError, trio.TooSlowError):
         pass
     return None
 
 
-async def _timed_rate(fetcher: Fetcher, manifest: CorpusManifest, piece: int) -> LineRate | None:
+async def _timed_rate(
+    client: ContentClient, manifest: CorpusManifest, piece: int
+) -> LineRate | None:
     size = manifest.piece_bytes(piece)
     if size < MIN_MEASURED_BYTES:
         return None
     began_s, whole = trio.current_time(), False
     with suppress(StreamLost), trio.move_on_after(FETCH_S):
-        await fetcher.piece(manifest, piece)
+        await client.piece(manifest, piece)
         whole = True
     took_s = max(1e-6, trio.current_time() - began_s)
     # A stream that ends sooner says nothing of its line: perhaps the peer went.
     return LineRate(size / took_s, at_most=not whole) if whole or took_s >= ANSWER_S else None
 
 
-async def _corpus(fetcher: Fetcher, digest: str | None) -> CorpusManifest:
+async def _corpus(client: ContentClient, digest: str | None) -> CorpusManifest:
     """A corpus that the run spec names. Raises LocoError."""
     if digest is None:
         raise RemoteProtocolError("its run spec does not name a corpus by digest")
     try:
-        return parse_manifest(await fetcher.blob(digest))
+        return parse_manifest(await client.blob(digest))
     except ValueError as error:
         raise RemoteProtocolError(f"what it sends is no corpus: {error}") from error

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import trio
 
-from peer.content.fetching import ExpectedState, Fetcher, whole_state
+from peer.content.fetching import ContentClient, ExpectedState, whole_state
 from peer.observe.event_names import EventName
 from peer.runtime import PeerId
 from peer.training.tensor_file import FileUnusable
@@ -27,9 +27,9 @@ from protocol.names import short_id
 from protocol.run.layout import part_of_expert
 from protocol.wire.content_messages import StateScalars
 
-from .beginning import NOTHING_TRAINED, Arrival, Beginning, FirstState
+from .beginning import NOTHING_TRAINED, Beginning, FirstState, StartContext
 from .experts import has_begun
-from .fetched import Fetched
+from .fetched import FromPeers
 from .kept_experts import digest_of_weights
 from .sources import DOUBT_PAUSE_S, FETCH_WEIGHTS_S, NobodyHelped, weights_of
 
@@ -44,41 +44,43 @@ class FromFounder:
     Where a peer of the expert has come meanwhile, its state is taken.
     """
 
-    ages = False
+    goes_stale = False
 
-    async def take(self, arrival: Arrival) -> FirstState:
-        ports, told = arrival.ports, False
-        expected = ExpectedState(arrival.held.group.digest, maximum_step=0)
+    async def take(self, context: StartContext) -> FirstState:
+        services, told = context.services, False
+        expected = ExpectedState(context.held.group.digest, maximum_step=0)
 
-        async def ask(fetcher: Fetcher) -> StateScalars:
-            state = await whole_state(fetcher, expected, arrival.slow_P, arrival.momentum_P)
-            await _check_signed(arrival)
+        async def ask(client: ContentClient) -> StateScalars:
+            state = await whole_state(client, expected, context.slow_P, context.momentum_P)
+            await _check_signed(context)
             return state
 
         while True:
-            ports.facts.now_doing("asking for the first weights of this expert")
+            services.facts.now_doing("asking for the first weights of this expert")
             try:
-                await arrival.sources.fetch(ask, ports.roster, patience_s=DOUBT_PAUSE_S)
+                await context.sources.fetch(ask, services.roster, patience_s=DOUBT_PAUSE_S)
             except NobodyHelped:
                 if not told:
-                    ports.events.emit(EventName.FIRST_WEIGHTS_MISSING, expert=ports.facts.expert)
+                    services.events.emit(
+                        EventName.FIRST_WEIGHTS_MISSING, expert=services.facts.expert
+                    )
                 told = True
-                if has_begun(arrival.held.view):
-                    return await Fetched().take(arrival)
+                if has_begun(context.held.view):
+                    return await FromPeers().take(context)
             else:
                 return NOTHING_TRAINED
 
 
-async def _check_signed(arrival: Arrival) -> None:
+async def _check_signed(context: StartContext) -> None:
     """Raises RemoteProtocolError: the vectors, zeros again then, are not what the founder signed.
 
     Runs that were founded by earlier versions name no digest.
     """
-    frozen, ports = arrival.spec.founding.frozen, arrival.ports
+    frozen, services = context.spec.founding.frozen, context.services
     signed = None if frozen is None else frozen.weights
-    is_it = signed is None or signed == await ports.work.run(digest_of_weights, arrival.slow_P)
-    if not is_it or arrival.momentum_P.any():
-        arrival.slow_P[:] = arrival.momentum_P[:] = 0.0
+    is_it = signed is None or signed == await services.work.run(digest_of_weights, context.slow_P)
+    if not is_it or context.momentum_P.any():
+        context.slow_P[:] = context.momentum_P[:] = 0.0
         raise RemoteProtocolError("these are not the first weights that the founder signed")
 
 
@@ -89,46 +91,46 @@ class FreshOrFetched:
     Args:
         first: its first weights.
         seeded: it begins with the generalist's, if these can be had.
-        then: called when first weights were made: the process for that is needed no more, since
+        then: called when first weights were made: the process for that is no longer needed, since
             the trainer has begun in another.
     """
 
-    ages = True
+    goes_stale = True
     first: Beginning
     _: KW_ONLY
     seeded: bool
     then: Callable[[], Awaitable[None]]
 
-    async def take(self, arrival: Arrival) -> FirstState:
-        arrival.ports.facts.now_doing("looking for peers of this expert")
+    async def take(self, context: StartContext) -> FirstState:
+        context.services.facts.now_doing("looking for peers of this expert")
         with trio.move_on_after(LISTEN_S):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(arrival.meet)
-                while not has_begun(arrival.held.view):
-                    await arrival.ports.heard.park()
+                nursery.start_soon(context.meet)
+                while not has_begun(context.held.view):
+                    await context.services.heard.park()
                 nursery.cancel_scope.cancel()
-        if has_begun(arrival.held.view):
-            return await Fetched().take(arrival)
-        arrival.ports.facts.now_doing("looking for a checkpoint of this expert")
-        kept = await _kept_state(arrival)
+        if has_begun(context.held.view):
+            return await FromPeers().take(context)
+        context.services.facts.now_doing("looking for a checkpoint of this expert")
+        kept = await _kept_state(context)
         weights, whence, first = "generalist's", None, NOTHING_TRAINED
         if self.seeded:
-            whence = await _seed_weights(arrival)
+            whence = await _seed_weights(context)
         if whence is None:
             given = isinstance(self.first, FromFounder)
             weights = "its checkpoint's" if given else "first"
             with trio.move_on_after(math.inf if kept is None else FETCH_WEIGHTS_S):
-                first = await self.first.take(arrival)
+                first = await self.first.take(context)
         if first is not NOTHING_TRAINED:
             return first  # others have begun it meanwhile
-        lost = [m.progress.step for m in arrival.held.view.members()]
+        lost = [m.progress.step for m in context.held.view.members()]
         why = f"its peers are gone; they told of step {max(lost):,}" if lost else "nobody has it"
-        if kept is not None and await _is_better(arrival, *kept.vectors):
-            weights, first = "kept", kept.stands(arrival)
+        if kept is not None and await _is_better(context, *kept.vectors):
+            weights, first = "kept", kept.stands(context)
             whence = f"{short_id(kept.remote)}, of step {kept.state.step:,}"
-        arrival.ports.events.emit(
+        context.services.events.emit(
             EventName.EXPERT_BEGUN,
-            expert=arrival.ports.facts.expert,
+            expert=context.services.facts.expert,
             weights=weights,
             detail=why if whence is None else f"{why}; from {whence}",
         )
@@ -144,59 +146,63 @@ class _LeftBehind:
     vectors: tuple[Float32Vector, Float32Vector]
     state: StateScalars
 
-    def stands(self, arrival: Arrival) -> FirstState:
+    def stands(self, context: StartContext) -> FirstState:
         state = self.state
-        epoch, position = arrival.plan.start_position([(state.epoch, state.position)])
+        epoch, position = context.plan.start_position([(state.epoch, state.position)])
         return FirstState(state.round, state.step, epoch, position)
 
 
-async def _kept_state(arrival: Arrival) -> _LeftBehind | None:
+async def _kept_state(context: StartContext) -> _LeftBehind | None:
     """From any peer that has one; each is asked once."""
-    spec, held = arrival.spec, arrival.held
-    slow_P, momentum_P = np.zeros((2, arrival.slow_P.size), np.float32)
+    spec, held = context.spec, context.held
+    slow_P, momentum_P = np.zeros((2, context.slow_P.size), np.float32)
     expected = ExpectedState(held.group.digest, 1, spec.longest_steps, held.shape.layout_digest)
 
-    async def ask(fetcher: Fetcher) -> _LeftBehind:
-        state = await whole_state(fetcher, expected, slow_P, momentum_P)
-        return _LeftBehind(fetcher.remote_peer_id, (slow_P, momentum_P), state)
+    async def ask(client: ContentClient) -> _LeftBehind:
+        state = await whole_state(client, expected, slow_P, momentum_P)
+        return _LeftBehind(client.remote_peer_id, (slow_P, momentum_P), state)
 
     with trio.move_on_after(FETCH_WEIGHTS_S), suppress(NobodyHelped, Refused):
-        return await arrival.sources.fetch(ask, arrival.ports.roster, patience_s=0.0)
+        return await context.sources.fetch(ask, context.services.roster, patience_s=0.0)
     return None
 
 
-async def _is_better(arrival: Arrival, slow_P: Float32Vector, momentum_P: Float32Vector) -> bool:
+async def _is_better(
+    context: StartContext, slow_P: Float32Vector, momentum_P: Float32Vector
+) -> bool:
     """Put these vectors in if their loss is below that of what is there: nobody vouches for it."""
-    before, there = await arrival.measure(), arrival.slow_P.copy()
-    arrival.slow_P[:] = slow_P
-    after = await arrival.measure()
+    before, there = await context.measure(), context.slow_P.copy()
+    context.slow_P[:] = slow_P
+    after = await context.measure()
     before = math.inf if before is None or math.isnan(before) else before
     if before < math.inf and (after is None or not after < before):
-        arrival.slow_P[:] = there
+        context.slow_P[:] = there
         return False
-    arrival.momentum_P[:] = momentum_P
+    context.momentum_P[:] = momentum_P
     return True
 
 
-async def _seed_weights(arrival: Arrival) -> str | None:
+async def _seed_weights(context: StartContext) -> str | None:
     """Fill in the generalist's slow weights. Returns whence they are; None: not to be had.
 
     They are those of our own checkpoint of after the branch, or of peers that train it on.
     """
-    ports, run_id = arrival.ports, arrival.held.group.run_id
-    run, seed = ports.facts.several, Group(run_id, part_of_expert(0))
+    services, run_id = context.services, context.held.group.run_id
+    run, seed = services.facts.expert_run, Group(run_id, part_of_expert(0))
     assert run is not None
-    ports.facts.now_doing("beginning with the generalist's weights")
-    own = await ports.work.run(ports.checkpoints.newest_whole, run_id, lambda *_: None, seed.part)
+    services.facts.now_doing("beginning with the generalist's weights")
+    own = await services.work.run(
+        services.checkpoints.newest_whole, run_id, lambda *_: None, seed.part
+    )
     if own is not None and own.manifest.step >= run.branch_step:
         with suppress(FileUnusable):
-            await ports.work.run(own.fill, arrival.slow_P, np.zeros_like(arrival.momentum_P))
+            await services.work.run(own.fill, context.slow_P, np.zeros_like(context.momentum_P))
             return f"our checkpoint of {own.manifest}"
-    view = View(ports.roster, seed.digest)
+    view = View(services.roster, seed.digest)
     if not view.alive(trio.current_time()):
         return None
-    given = await weights_of(arrival.sources, view, arrival.slow_P.size)
+    given = await weights_of(context.sources, view, context.slow_P.size)
     if given is None:
         return None
-    remote, arrival.slow_P[:], state = given
+    remote, context.slow_P[:], state = given
     return f"{short_id(remote)}, of step {state.step:,}"

@@ -25,7 +25,7 @@ from protocol.membership.view import View
 from protocol.outcomes import RefusalReason
 from protocol.run.layout import part_of_expert
 
-from .ports import Ports
+from .services import DaemonServices
 from .sources import TRIES_FOR_ONE, in_order
 
 T = TypeVar("T")
@@ -33,14 +33,14 @@ LogProbs = npt.NDArray[Any]
 
 
 async def answer_of(
-    ports: Ports, group: Group, ask: Callable[[Conversation], Awaitable[T]]
+    services: DaemonServices, group: Group, ask: Callable[[Conversation], Awaitable[T]]
 ) -> tuple[PeerId, T]:
     """The first answer, and whose it is. Raises LocoError: why the last could not tell."""
-    peers = in_order(View(ports.roster, group.digest), ports.facts.peer_id, None)
+    peers = in_order(View(services.roster, group.digest), services.facts.peer_id, None)
     error = LocoError(f"no peer that we see holds {group.part.replace('/', ' ')}")
     for peer_id in peers[:TRIES_FOR_ONE]:
         try:
-            async with await ask_expert(ports.network, peer_id) as talk:
+            async with await ask_expert(services.network, peer_id) as talk:
                 return peer_id, await ask(talk)
         except LocoError as failed:
             error = failed
@@ -49,7 +49,11 @@ async def answer_of(
 
 # --- scores ---------------------------------------------------------------------------------------
 async def scores_of(
-    ports: Ports, held: HeldPart, parts: Sequence[str], tokens: LogProbs, own: Score | None
+    services: DaemonServices,
+    held: HeldPart,
+    parts: Sequence[str],
+    tokens: LogProbs,
+    own: Score | None,
 ) -> dict[str, LogProbs | str]:
     """Log-probabilities of the tokens but the first, by each part; or why nobody tells them."""
     found = dict[str, LogProbs | str]()
@@ -61,7 +65,7 @@ async def scores_of(
                 found[part] = await _own(own, tokens)
             else:
                 _, told = await answer_of(
-                    ports, group, partial(score_of, group=group.digest, tokens=tokens)
+                    services, group, partial(score_of, group=group.digest, tokens=tokens)
                 )
                 found[part] = told.log_probs
         except LocoError as error:
@@ -82,13 +86,13 @@ async def _own(own: Score | None, tokens: LogProbs) -> LogProbs:
 
 # --- claims ---------------------------------------------------------------------------------------
 async def expert_claims(
-    ports: Ports, domains: MeasuredDomains | None, number: int
+    services: DaemonServices, domains: MeasuredDomains | None, number: int
 ) -> dict[str, Any]:
     """Claims on all domains that are here, of a peer of an expert that can tell.
 
     Raises NotNow: we do not train yet. LocoError: no peer of the expert told anything; why.
     """
-    facts = ports.facts
+    facts = services.facts
     if domains is None or facts.run_id is None:
         raise NotNow("this peer does not train yet; try again when it does")
     if number == domains.own:
@@ -110,7 +114,7 @@ async def expert_claims(
             raise LocoError(f"{talk.remote_peer_id} has measured no domain yet")
         return found
 
-    peer_id, claims = await answer_of(ports, group, ask)
+    peer_id, claims = await answer_of(services, group, ask)
     return _reply(peer_id, claims, own=False)
 
 

@@ -27,14 +27,14 @@ from peer.observe.status import ExpertStatus
 from peer.process.rejoin import JoinAgain
 from peer.runtime import PeerId
 from protocol.membership.group import Group
-from protocol.membership.view import Member, Roster, View, heeded
+from protocol.membership.view import Member, Roster, View, trusted
 from protocol.run.assignment import EMPTY_S, Balance, ExpertTrainer, expert_need, placed, turn_of
 from protocol.run.layout import expert_of_part, part_of_expert
 from protocol.run.needs import flops_per_token
 from protocol.schedule.rounds import LARGEST_RATIO, middle
 
 from .greeting import BEAT_S
-from .ports import Ports
+from .services import DaemonServices
 
 GENERALIST: Final = 0
 HOLDERS: Final = (PeerState.TRAINING, PeerState.PAUSED, PeerState.FINISHED)
@@ -53,7 +53,7 @@ class ExpertPeers:
     """The peers of a run by expert, as the roster knows them now."""
 
     def __init__(self, roster: Roster, facts: Facts) -> None:
-        run, run_id = facts.several, facts.run_id
+        run, run_id = facts.expert_run, facts.run_id
         assert run is not None
         assert run_id is not None
         self._facts = facts
@@ -87,7 +87,7 @@ class ExpertPeers:
             return self._facts.step
         now_s, view = trio.current_time(), self._views[number]
         alive = [m for m in view.alive(now_s) if m.progress.state in HOLDERS]
-        told = [m.progress.step for m in heeded(alive or view.members(), now_s)]
+        told = [m.progress.step for m in trusted(alive or view.members(), now_s)]
         return min(self.total_steps(number), int(middle(told, 0)))
 
     @property
@@ -109,11 +109,11 @@ class ExpertPeers:
         ]
 
     def standing(self) -> list[int]:
-        """Those that have FLOPs left, and that nobody trains."""
+        """Numbers of the experts that have FLOPs left, and that nobody trains."""
         left = self.flops_left()
         return [n for n, flops in enumerate(left) if flops > 0 and not self.trainers(n)]
 
-    def told(self) -> tuple[ExpertStatus, ...]:
+    def status(self) -> tuple[ExpertStatus, ...]:
         standing = self.standing()
         return tuple(
             ExpertStatus(
@@ -160,7 +160,7 @@ class ExpertPeers:
     def place(
         self, others: Iterable[Member], fits: frozenset[int], idle: Collection[PeerId] = ()
     ) -> int | None:
-        """Where we should begin; None where nothing is left to be trained that fits.
+        """The expert that we should begin; None where none is left to be trained that fits.
 
         Args:
             idle: those of the others that begin anew as we do.
@@ -170,7 +170,7 @@ class ExpertPeers:
         return placed({**trainers, **idle_trainers}, self.flops_left()).get(self._facts.peer_id)
 
     def parted(self, fits: frozenset[int]) -> int | None:
-        """Where we go at the branch, by the placing of all that train the generalist."""
+        """The expert that we train from the branch on, by placing all that train the generalist."""
         now_s = trio.current_time()
         near = [m for m in self._views[GENERALIST].members() if now_s - m.last_heard_s <= EMPTY_S]
         parting = {m.peer_id for m in near}
@@ -211,7 +211,7 @@ async def listen(own_id: PeerId) -> None:
     await trio.sleep(LOOK_AROUND_S * (1 + LATECOMERS * share))
 
 
-async def choose_expert(ports: Ports, fits: frozenset[int]) -> int:
+async def choose_expert(services: DaemonServices, fits: frozenset[int]) -> int:
     """Listen, choose the expert that we train, and let all know.
 
     Those that had chosen before count where they are. Of those that choose meanwhile only who goes
@@ -220,29 +220,29 @@ async def choose_expert(ports: Ports, fits: frozenset[int]) -> int:
     Args:
         fits: those that this machine can train; not empty.
     """
-    facts, own_id = ports.facts, ports.facts.peer_id
+    facts, own_id = services.facts, services.facts.peer_id
     facts.now_doing("checking which expert needs a peer")
     await listen(own_id)
-    peers = ExpertPeers(ports.roster, facts)
+    peers = ExpertPeers(services.roster, facts)
     at_once = peers.newcomers()
     number = _chosen(peers, peers.others(), fits)
     for _ in range(LOOKS):
-        facts.chosen = peers.groups[number]
+        facts.chosen_group = peers.groups[number]
         await trio.sleep(LOOK_AROUND_S)
         beside = peers.newcomers() - at_once
         before = [m for m in peers.others() if _goes_before(m.peer_id, own_id, beside)]
         before_s, number = number, _chosen(peers, before, fits)
         if number == before_s and not beside:
             break
-    facts.chosen = peers.groups[number]
+    facts.chosen_group = peers.groups[number]
     return number
 
 
-async def now_or_at_branch(ports: Ports, number: int) -> int:
+async def now_or_at_branch(services: DaemonServices, number: int) -> int:
     """The generalist, as long as all train that; else the expert that is given."""
-    ports.facts.now_doing("checking whether the generalist is trained")
-    await listen(ports.facts.peer_id)
-    return number if ExpertPeers(ports.roster, ports.facts).is_branched else GENERALIST
+    services.facts.now_doing("checking whether the generalist is trained")
+    await listen(services.facts.peer_id)
+    return number if ExpertPeers(services.roster, services.facts).is_branched else GENERALIST
 
 
 def _chosen(peers: ExpertPeers, others: Iterable[Member], fits: frozenset[int]) -> int:
@@ -262,13 +262,13 @@ class ExpertWatch:
         pinned: the one that we train whatever happens; None goes where it is needed.
     """
 
-    def __init__(self, ports: Ports, pinned: int | None) -> None:
-        self._facts = ports.facts
-        self._events = ports.events
-        self._peers = ExpertPeers(ports.roster, ports.facts)
-        self._fits = ports.facts.fits
+    def __init__(self, services: DaemonServices, pinned: int | None) -> None:
+        self._facts = services.facts
+        self._events = services.events
+        self._peers = ExpertPeers(services.roster, services.facts)
+        self._fits = services.facts.fitting_experts
         self._pinned = pinned
-        self._balance = Balance(ports.facts.peer_id)
+        self._balance = Balance(services.facts.peer_id)
         self._is_before_branch = False
         self._stood: Sequence[int] = ()
         self._trained = frozenset[int]()
@@ -283,7 +283,7 @@ class ExpertWatch:
                 return self._to(target)
 
     def after_the_end(self) -> JoinAgain | None:
-        """The same at once, when ours is trained to its end; None where nothing is left."""
+        """What a new process is to do when our expert is trained to its end; None for nothing."""
         target = self._next() if self._pinned is None else self._to_its_pin()
         return None if target is None else self._to(target)
 
@@ -333,7 +333,7 @@ class ExpertWatch:
         return peers.place((*peers.others(), *ended), self._fits, idle)
 
     def _tell_standing(self) -> None:
-        """Tell of an expert that was trained, and is no more."""
+        """Tell of an expert that was trained, and is no longer."""
         peers = self._peers
         standing = peers.standing()
         for number in standing:
@@ -344,8 +344,8 @@ class ExpertWatch:
         self._trained |= {n for n in range(len(peers.names)) if peers.trainers(n)}
 
 
-def expert_watch(ports: Ports, pinned: str | None) -> ExpertWatch | None:
-    """None where the run has no experts."""
-    run = ports.facts.several
+def expert_watch(services: DaemonServices, pinned: str | None) -> ExpertWatch | None:
+    """The watch over a run's experts; None where it has none."""
+    run = services.facts.expert_run
     number = None if run is None or pinned is None else run.expert_named(pinned)
-    return None if run is None else ExpertWatch(ports, number)
+    return None if run is None else ExpertWatch(services, number)

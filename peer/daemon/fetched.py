@@ -2,8 +2,8 @@
 
     fragments    all peers hold the same state: helpers give the bytes that most of them name, and
                  the root that the leader has named is compared
-    pairs        each source gives chunks of a replica of its own, is compared by what it gave, and
-                 is left out where that is odd; what it gave then comes from the others
+    pairs        each source gives chunks of its own replica. A source whose chunks are unlike the
+                 witnesses' is dropped, and its chunks are fetched from the others
 
 A source is compared with its witnesses: other peers, which are asked for samples of their weights,
 and whose losses are read in their beats (protocol/content/samples.py). A source that lies about all
@@ -18,7 +18,7 @@ Rules
   3. Where the whole is odd or worse, but no source by itself, nobody can be blamed. The whole is
      thrown away, and from then on one source at a time is asked. Thus a lie that only the whole
      shows holds up a joiner once.
-  4. A small state comes from one source, for each helper would write it to a file.
+  4. A small state comes from one source, because each helper would write it to a file.
 """
 
 import math
@@ -32,7 +32,7 @@ from typing import Final
 import blake3
 import trio
 
-from peer.content.fetching import ExpectedState, Fetcher, Gathering, fetch_from
+from peer.content.fetching import ContentClient, ExpectedState, StateDownload, fetch_from
 from peer.content.state_file import StateManifest
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
@@ -52,20 +52,20 @@ from protocol.content.samples import (
 )
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import MAX_ASKED_PER_SOURCE
-from protocol.membership.view import Member, View, heeded
+from protocol.membership.view import Member, View, trusted
 from protocol.run.amendments import AmendedSpec
 from protocol.schedule.progress import TaskProgress
 from protocol.schedule.rounds import lost_lag, middle, oldest_useful
 from protocol.wire.content_messages import StateScalars
 
-from .beginning import Arrival, FirstState
-from .ports import Ports
+from .beginning import FirstState, StartContext
+from .services import DaemonServices
 from .sources import ready_or_resting
 
 # --- witnesses ------------------------------------------------------------------------------------
 
 WITNESS_S: Final = 5.0
-"""A slower witness is none. It is less than PINNED_REQUEST_S of content/service.py: the source is
+"""A slower one does not count. Less than PINNED_REQUEST_S of content/service.py: the source is
 not asked for anything meanwhile."""
 
 Turns = Mapping[PeerId, trio.Lock]
@@ -79,25 +79,25 @@ class Witnesses:
         root: of that state, as its source has named it.
     """
 
-    def __init__(self, ports: Ports, view: View, source: PeerId, root: str) -> None:
-        self._network = ports.network
+    def __init__(self, services: DaemonServices, view: View, source: PeerId, root: str) -> None:
+        self._network = services.network
         self._view = view
         self._source = source
         # Nobody else can sign so: nobody else knows the seed beforehand.
-        drawn = ports.sign(f"loco/v1/witnesses/{source}/{root}".encode())
+        drawn = services.sign(f"loco/v1/witnesses/{source}/{root}".encode())
         self._seed = blake3.blake3(drawn).digest(length=SEED_BYTES)
         self.samples: list[Float32Vector] = []
         self.losses: list[float] = []
         self.asked = trio.Event()
 
     async def ask(self, turns: Turns) -> None:
-        """Ask some of the others; those that cannot help, or are slow, are none."""
+        """Ask some of the others; witnesses that cannot help, or are slow, do not count."""
         training = [
             member
             for member in self._view.members_training(trio.current_time())
             if member.peer_id != self._source
         ]
-        losses = [m.progress.validation_loss for m in heeded(training, trio.current_time())]
+        losses = [m.progress.validation_loss for m in trusted(training, trio.current_time())]
         self.losses = [loss for loss in losses if loss is not None]
         others = [member.peer_id for member in training]
         others.sort(key=lambda peer_id: blake3.blake3(self._seed + peer_id.encode()).digest())
@@ -109,8 +109,8 @@ class Witnesses:
 
     async def _ask(self, peer_id: PeerId, turn: trio.Lock) -> None:
         try:
-            async with turn, fetch_from(self._network, peer_id) as fetcher:
-                self.samples.append(await fetcher.sample(self._view.group, self._seed))
+            async with turn, fetch_from(self._network, peer_id) as client:
+                self.samples.append(await client.sample(self._view.group, self._seed))
         except LocoError:
             return
 
@@ -132,48 +132,62 @@ taken: many identities gain no more."""
 TELL_EVERY_S: Final = 10.0
 
 
-class SharedFetch:
-    """Fetches a state from a leader and helpers until it is believed. `own` is as for `Fetched`."""
+class VerifiedDownload:
+    """Fetches a state from a leader and helpers until it is believed; `own`: see `FromPeers`."""
 
-    def __init__(
-        self, arrival: Arrival, own: Mapping[int, bytes] | None, nursery: trio.Nursery
-    ) -> None:
-        sync = arrival.spec.founding.sync
-        self._arrival = arrival
-        self._facts = arrival.ports.facts
-        self._view = arrival.held.view
-        self._nursery = nursery
-        self._mixes = sync.diloco is None
-        self._gathering = Gathering(
-            arrival.slow_P,
-            arrival.momentum_P,
+    _nursery: trio.Nursery
+
+    def __init__(self, context: StartContext, own: Mapping[int, bytes] | None) -> None:
+        sync = context.spec.founding.sync
+        self._context = context
+        self._facts = context.services.facts
+        self._view = context.held.view
+        self._takes_any_replica = sync.diloco is None
+        self._download = StateDownload(
+            context.slow_P,
+            context.momentum_P,
             own,
-            mixes=self._mixes,
+            takes_any_replica=self._takes_any_replica,
             lost_lag=lost_lag(sync.round_steps),
         )
-        self._gathering.on_progress = self._moved
+        self._download.on_progress = self._moved
         self._witnesses: dict[PeerId, Witnesses] = {}
         self._turns = defaultdict[PeerId, trio.Lock](trio.Lock)
         self._doubted: set[PeerId] = set()
         self._alone = False
         self._began_s = self._told_s = trio.current_time()
 
-    async def lead(self, fetcher: Fetcher) -> StateScalars:
+    async def run(self, patience_s: float) -> StateScalars:
+        """Ask one source after another to lead, until a state is believed.
+
+        Raises NobodyHelped: nobody gave one that is right; both vectors may be half written.
+        """
+        context = self._context
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(context.look_around)  # a helper need not hold it
+            state = await context.sources.fetch(
+                self._fetch_led_by, self._view, patience_s=patience_s
+            )
+            self._nursery.cancel_scope.cancel()
+        self._emit_received(state.round)
+        return state
+
+    async def _fetch_led_by(self, client: ContentClient) -> StateScalars:
         """Fetch a state that this source leads, and compare it.
 
         Raises:
             StreamLost, Refused, RemoteProtocolError: this source failed; another one may lead.
         """
-        leader, gathering = fetcher.remote_peer_id, self._gathering
-        described = await self._described_by(fetcher)
-        kept = (source for source in gathering.remotes if source in self._witnesses)
+        leader, download = client.remote_peer_id, self._download
+        described = await self._described_by(client)
+        kept = (source for source in download.remotes if source in self._witnesses)
         self._witnesses = {source: self._witnesses[source] for source in kept}
         self._ask_about(leader, described)
         while True:
-            state = await self._gather(fetcher, described)
-            odd = await self._odd_ones() if self._mixes else []
+            state = await self._gather(client, described)
+            odd = await self._odd_ones() if self._takes_any_replica else []
             for source in odd:
-                gathering.plan.gone(source, believed=False)
+                download.plan.gone(source, believed=False)
             self._doubted.update(odd)
             if leader in odd:
                 raise RemoteProtocolError(f"what {leader} gave is unlike what others have")
@@ -182,40 +196,40 @@ class SharedFetch:
         try:
             await self._check_whole(leader)
         except RemoteProtocolError:
-            gathering.plan.forget()
-            self._alone = self._mixes
+            download.plan.forget()
+            self._alone = self._takes_any_replica
             raise
         return state
 
-    async def _described_by(self, fetcher: Fetcher) -> StateManifest:
-        arrival, held = self._arrival, self._arrival.held
-        heard = _heard_steps(arrival.spec, held.view)
-        round_steps = arrival.spec.founding.sync.round_steps
+    async def _described_by(self, client: ContentClient) -> StateManifest:
+        context, held = self._context, self._context.held
+        heard = _heard_steps(context.spec, held.view)
+        round_steps = context.spec.founding.sync.round_steps
         expected = ExpectedState(
             held.group.digest,
             minimum_step=oldest_useful(heard, round_steps),
             maximum_step=median_high(heard) + lost_lag(round_steps) if heard else None,
             layout_digest=held.shape.layout_digest,
         )
-        return await fetcher.description(expected, arrival.slow_P.size)
+        return await client.description(expected, context.slow_P.size)
 
-    async def _gather(self, fetcher: Fetcher, described: StateManifest) -> StateScalars:
-        helping, apart_from = trio.CancelScope(), {fetcher.remote_peer_id, *self._doubted}
+    async def _gather(self, client: ContentClient, described: StateManifest) -> StateScalars:
+        helping, apart_from = trio.CancelScope(), {client.remote_peer_id, *self._doubted}
 
         async def be_helped() -> None:
             with helping:
-                sources = self._arrival.sources
+                sources = self._context.sources
                 await sources.help_with(self._help, self._view, apart_from, MAX_HELPERS)
 
         if self._may_be_helped(described):
             self._nursery.start_soon(be_helped)
         try:
-            return await self._gathering.lead(fetcher, described)
+            return await self._download.follow(client, described)
         finally:
             helping.cancel()
 
     def _may_be_helped(self, described: StateManifest) -> bool:
-        if not self._mixes:
+        if not self._takes_any_replica:
             return True
         training = self._view.members_training(trio.current_time())
         return (
@@ -225,37 +239,37 @@ class SharedFetch:
             and len(described.digests) > 2 * MAX_ASKED_PER_SOURCE  # weights and momentum
         )
 
-    async def _help(self, fetcher: Fetcher) -> bool:
+    async def _help(self, client: ContentClient) -> bool:
         """Take a part from this source, if a lie of its could be found out; whether it could."""
-        described = await self._described_by(fetcher)
-        if not self._gathering.plan.is_of_one_time(described.scalars.step):
+        described = await self._described_by(client)
+        if not self._download.plan.is_of_one_time(described.scalars.step):
             return False
-        name = fetcher.remote_peer_id
+        name = client.remote_peer_id
         try:
-            if self._mixes:
+            if self._takes_any_replica:
                 self._ask_about(name, described)
                 witnesses = self._witnesses[name]
                 await witnesses.asked.wait()
                 if len(witnesses.samples) < LEAST_WITNESSES:
                     return False
-            await self._gathering.help(fetcher, described)
+            await self._download.help(client, described)
         finally:
-            if name not in self._gathering.remotes:
+            if name not in self._download.remotes:
                 self._witnesses.pop(name, None)
         return True
 
     # --- comparing ----------------------------------------------------------------------------
     def _ask_about(self, source: PeerId, described: StateManifest) -> None:
-        root, ports = described.root, self._arrival.ports
-        self._witnesses[source] = witnesses = Witnesses(ports, self._view, source, root)
+        root, services = described.root, self._context.services
+        self._witnesses[source] = witnesses = Witnesses(services, self._view, source, root)
         self._nursery.start_soon(witnesses.ask, self._turns)
 
     async def _odd_ones(self) -> list[PeerId]:
         odd = []
-        for source in self._gathering.remotes:
+        for source in self._download.remotes:
             witnesses = self._witnesses[source]
             await witnesses.asked.wait()
-            if witnesses.find_odd(self._arrival.slow_P, partial(self._gathering.gave, source)):
+            if witnesses.find_odd(self._context.slow_P, partial(self._download.gave, source)):
                 odd.append(source)
         return odd
 
@@ -267,13 +281,13 @@ class SharedFetch:
         """
         witnesses = self._witnesses[leader]
         await witnesses.asked.wait()
-        if witnesses.find_odd(self._arrival.slow_P, lambda _: True):
+        if witnesses.find_odd(self._context.slow_P, lambda _: True):
             raise RemoteProtocolError(
                 f"the state of {leader} is unlike those of {len(witnesses.samples)} others"
             )
         losses = [each.losses for each in self._witnesses.values()]
         known = [told for told in losses if len(told) >= LEAST_WITNESSES]
-        if not known or (loss := await self._arrival.measure()) is None:
+        if not known or (loss := await self._context.measure()) is None:
             return
         for told in known:
             if is_worse(loss, told):
@@ -285,30 +299,30 @@ class SharedFetch:
     # --- telling ------------------------------------------------------------------------------
     def _moved(self) -> None:
         """A chunk came: say how far it is, and how long the rest will take at this pace."""
-        gathering, now_s = self._gathering, trio.current_time()
-        sources, elapsed_s = gathering.num_sources, now_s - self._began_s
-        left_s = gathering.missing_bytes / max(1, gathering.fetched_bytes) * elapsed_s
+        download, now_s = self._download, trio.current_time()
+        sources, elapsed_s = download.num_sources, now_s - self._began_s
+        left_s = download.missing_bytes / max(1, download.fetched_bytes) * elapsed_s
         peers = "1 peer" if sources == 1 else f"{sources} peers"
-        total = gathering.total_bytes
-        self._facts.progressed(TaskProgress(f"from {peers}", gathering.share * total, total))
+        total = download.total_bytes
+        self._facts.progressed(TaskProgress(f"from {peers}", download.share * total, total))
         if now_s - self._told_s >= TELL_EVERY_S:
             self._told_s = now_s
-            self._arrival.ports.events.emit(
+            self._context.services.events.emit(
                 EventName.STATE_PROGRESSED,
-                share=round(gathering.share, 4),
-                remotes=gathering.remotes,
-                bytes=gathering.fetched_bytes,
+                share=round(download.share, 4),
+                remotes=download.remotes,
+                bytes=download.fetched_bytes,
                 left_s=round(left_s, 1),
             )
 
-    def ended(self, round_: int) -> None:
-        gathering = self._gathering
-        self._arrival.ports.events.emit(
+    def _emit_received(self, round_: int) -> None:
+        download = self._download
+        self._context.services.events.emit(
             EventName.STATE_RECEIVED,
             round=round_,
-            remotes=gathering.remotes,
-            bytes=gathering.fetched_bytes,
-            kept_bytes=gathering.kept_bytes,
+            remotes=download.remotes,
+            bytes=download.fetched_bytes,
+            kept_bytes=download.kept_bytes,
             seconds=trio.current_time() - self._began_s,
         )
 
@@ -317,7 +331,7 @@ class SharedFetch:
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FromPeers:
     """The state of a peer of the group, or of several.
 
     Args:
@@ -325,27 +339,22 @@ class Fetched:
         patience_s: how long peers are asked.
     """
 
-    ages = True
+    goes_stale = True
     own: Mapping[int, bytes] | None = None
     patience_s: float = math.inf
 
-    async def take(self, arrival: Arrival) -> FirstState:
+    async def take(self, context: StartContext) -> FirstState:
         """Fetch it, verified; what only its source says of the schedule moves nothing.
 
         Raises:
             NobodyHelped: nobody gave one that is right; both vectors may be half written.
         """
-        view, spec = arrival.held.view, arrival.spec
-        arrival.ports.facts.now_doing("fetching the state")
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(arrival.look_around)  # a helper need not hold it
-            fetch = SharedFetch(arrival, self.own, nursery)
-            state = await arrival.sources.fetch(fetch.lead, view, patience_s=self.patience_s)
-            nursery.cancel_scope.cancel()
-        fetch.ended(state.round)
+        view, spec = context.held.view, context.spec
+        context.services.facts.now_doing("fetching the state")
+        state = await VerifiedDownload(context, self.own).run(self.patience_s)
         now_s = trio.current_time()
         heard = known_positions(view.members_training(now_s))
-        epoch, position = arrival.plan.start_position([*heard, (state.epoch, state.position)])
+        epoch, position = context.plan.start_position([*heard, (state.epoch, state.position)])
         # No further than the middle of the others; while none of them is heard it is 0, and where
         # they are is gone to when they are.
         step = min(state.step, int(middle(_heard_steps(spec, view), 0)))
@@ -362,10 +371,10 @@ def _heard_steps(spec: AmendedSpec, view: View) -> list[int]:
     """
     now_s = trio.current_time()
     members = [m for m in view.alive(now_s) if m.progress.step <= spec.longest_steps]
-    return [m.progress.step for m in heeded(ready_or_resting(members), now_s)]
+    return [m.progress.step for m in trusted(ready_or_resting(members), now_s)]
 
 
 def known_positions(members: Sequence[Member]) -> list[tuple[int, int]]:
-    """Where their data stands; a peer that has said no more than hello has told none."""
-    told = [(m.progress.epoch, m.progress.position) for m in heeded(members, trio.current_time())]
+    """Positions of their data; a peer that has said no more than hello has told none."""
+    told = [(m.progress.epoch, m.progress.position) for m in trusted(members, trio.current_time())]
     return [position for position in told if position != (0, 0)]

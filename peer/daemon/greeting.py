@@ -36,7 +36,7 @@ from protocol.wire.versions import REQUIRED, SPOKEN, missing, version_sentence
 
 from .admission import Admission
 from .link import Link
-from .ports import Ports
+from .services import DaemonServices
 
 NO_ROOM: Final = Refusal(
     RefusalReason.TOO_MANY, "I hold as many links as I can, or as I have for you; ask another peer"
@@ -44,11 +44,11 @@ NO_ROOM: Final = Refusal(
 
 
 class Greeter:
-    def __init__(self, ports: Ports, admission: Admission) -> None:
-        self._network = ports.network
-        self._directory = ports.directory
-        self._facts = ports.facts
-        self._software = f"loco-peer {ports.version}"
+    def __init__(self, services: DaemonServices, admission: Admission) -> None:
+        self._network = services.network
+        self._directory = services.directory
+        self._facts = services.facts
+        self._software = f"loco-peer {services.version}"
         self._admission = admission
         self._clock = ClockOffsetEstimator()
         self._clock_offset_s = 0.0
@@ -71,7 +71,7 @@ class Greeter:
             pass_shown=self._admission.own_pass,
         )
 
-    def fault(self, peer_id: PeerId, theirs: Hello) -> Refusal | None:
+    def refusal_of(self, peer_id: PeerId, theirs: Hello) -> Refusal | None:
         """Why we decline a link with a peer that says this.
 
         A stranger is told no more than that it is one: not even which run this is.
@@ -174,7 +174,7 @@ class Duplicates:
     ask: Callable[[AskAlive], frozenset[PeerId]]
     _questions: dict[AskAlive, _Question] = field(default_factory=dict)
 
-    async def fault(self, peer_id: PeerId, incarnation: int) -> Refusal | None:
+    async def refusal_of(self, peer_id: PeerId, incarnation: int) -> Refusal | None:
         newcomer = AskAlive(peer_id, incarnation)
         if self._lives(newcomer, same=False):
             alive = await self._sends(newcomer, same=False)

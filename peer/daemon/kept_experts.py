@@ -32,7 +32,7 @@ from protocol.wire.content_messages import StateScalars
 
 
 def weights_file(state_dir: Path, number: int) -> Path:
-    """Where the founder keeps first weights of an expert."""
+    """The file in which the founder keeps first weights of an expert."""
     return state_dir / f"first-weights-{number}.f32"
 
 
@@ -41,7 +41,7 @@ def digest_of_weights(slow_P: Float32Vector) -> str:
 
 
 def kept_first_weights(run: RunSpec, state_dir: Path) -> dict[int, Path]:
-    """Those that are here, by the expert's number."""
+    """Files of first weights that are here, by the expert's number."""
     paths = {number: weights_file(state_dir, number) for number in range(len(run.experts))}
     return {number: path for number, path in paths.items() if path.is_file()}
 
@@ -98,7 +98,7 @@ def vectors_of(checkpoint: Checkpoint) -> tuple[Float32Vector, Float32Vector]:
 
 
 class KeptExperts:
-    """Those of this home, but for the one that it trains now.
+    """The states of experts in this home, except the one that it trains now.
 
     Args:
         firsts: files of first weights, by the expert's number.
@@ -113,13 +113,13 @@ class KeptExperts:
         self._work = work
         self._looking = trio.Lock()
         self._found: dict[str, Checkpoint] = {}
-        run, run_id = facts.several, facts.run_id
+        run, run_id = facts.expert_run, facts.run_id
         count = 0 if run is None or run_id is None else len(run.experts)
         numbers = {number: Group(run_id or "", part_of_expert(number)) for number in range(count)}
         self._numbers = {group.digest: number for number, group in numbers.items()}
 
     async def of(self, group: str) -> WrittenState | None:
-        """That of a group, verified once; None for a group of no expert. Raises as `_first`."""
+        """A group's state, verified once; None for a group of no expert. Raises as `_first`."""
         number, run_id = self._numbers.get(group), self._facts.run_id
         if number is None or run_id is None or group == self._facts.group:
             return None
@@ -148,7 +148,7 @@ class KeptExperts:
         """Raises Refused: newcomers ask all of the run, so it is no request that went astray."""
         if number not in self._firsts:
             raise Refused(RefusalReason.UNAVAILABLE, "I have kept nothing of that expert")
-        assert self._facts.several is not None
-        frozen = self._facts.several.experts[number].frozen
+        assert self._facts.expert_run is not None
+        frozen = self._facts.expert_run.experts[number].frozen
         assert frozen is not None, "the run was founded"
         return first_state(group, self._firsts[number], frozen.layout_digest, self._work)

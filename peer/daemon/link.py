@@ -42,7 +42,7 @@ class Link:
         rtt_s: smoothed round-trip time; None before the first sample.
         questions: theirs that we are looking into.
         named: peers that it told last to be alive.
-        told_meetings: how many of our averages in pairs it has been told of, or were before it.
+        told_pair_averages: how many of ours in pairs it has been told of, or were before it.
         messages: read since the last look at their `allowance`.
     """
 
@@ -57,7 +57,7 @@ class Link:
     rtt_s: float | None = None
     questions: int = 0
     named: frozenset[PeerId] = frozenset()
-    told_meetings: int = 0
+    told_pair_averages: int = 0
     opened_by_us: bool = False
     messages: float = 0.0
     allowance: Allowance = field(default_factory=lambda: Allowance(LINK_MESSAGES_PER_S, LINK_BURST))
@@ -93,8 +93,9 @@ class Link:
 def beat_to(link: Link, facts: Facts, pacing: Pacing, sequence: int, swarm_time_s: float) -> Beat:
     now_s, loss = trio.current_time(), facts.validation_loss
     free = sorted(facts.free.items())[:MAX_FRAGMENTS_FREE]
-    untold, link.told_meetings = facts.num_meetings - link.told_meetings, facts.num_meetings
-    newest = tuple(AveragedWith(*each) for each in facts.newest_meetings)
+    untold = facts.num_pair_averages - link.told_pair_averages
+    link.told_pair_averages = facts.num_pair_averages
+    newest = tuple(AveragedWith(*each) for each in facts.newest_pair_averages)
     return Beat(
         sequence=sequence,
         state=str(facts.state),
@@ -112,7 +113,7 @@ def beat_to(link: Link, facts: Facts, pacing: Pacing, sequence: int, swarm_time_
         received_bytes=pacing.received_bytes(link.peer_id),
         may_send_bytes_per_s=pacing.may_send_bytes_per_s,
         free=tuple(Free(fragment, own.round, own.step) for fragment, own in free),
-        ended=facts.ended,
+        ended=facts.training_averaged,
         group=facts.group,
         validation_loss=loss if loss is not None and loss <= MAX_SECONDS else None,
         met=newest[max(0, len(newest) - untold) :],

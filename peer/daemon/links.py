@@ -63,7 +63,7 @@ from protocol.wire.versions import HELLO
 from .admission import Reputation
 from .greeting import BEAT_S, NO_ROOM, Duplicates, Greeter
 from .link import FROM_LINK, FromLink, Link, Outgoing, beat_to
-from .ports import Ports
+from .services import DaemonServices
 
 SILENCE_S: Final = 10.0
 DIALS_NONE: Final = (PeerState.STARTING, PeerState.CONNECTING, PeerState.LEAVING)
@@ -84,13 +84,13 @@ class Links:
         dialler: keeps links to everybody on the roster.
     """
 
-    def __init__(self, ports: Ports, greeter: Greeter, reputation: Reputation) -> None:
-        self._network = ports.network
-        self._pacing = ports.pacing
-        self._directory = ports.directory
-        self._roster = ports.roster
-        self._facts = ports.facts
-        self._events = ports.events
+    def __init__(self, services: DaemonServices, greeter: Greeter, reputation: Reputation) -> None:
+        self._network = services.network
+        self._pacing = services.pacing
+        self._directory = services.directory
+        self._roster = services.roster
+        self._facts = services.facts
+        self._events = services.events
         self._greeter = greeter
         self._reputation = reputation
         self._admission = reputation.admission
@@ -105,7 +105,7 @@ class Links:
         self._nursery: trio.Nursery | None = None
         self._duplicates = Duplicates(self._links, self._roster, self._ask_alive)
         self.serving = trio.Event()
-        self._heard = ports.heard
+        self._heard = services.heard
         self.tell = ParkingLot()
 
     @property
@@ -126,7 +126,7 @@ class Links:
                     self._events.emit(EventName.PEER_LOST, remote=peer_id, reason="silent")
                 if self._facts.state not in DIALS_NONE:
                     now_s, room = trio.current_time(), self._room_to_dial()
-                    self.dialler.look(nursery, now_s, self._links, room)
+                    self.dialler.dial_due(nursery, now_s, self._links, room)
                 await trio.sleep(BEAT_S)
 
     def _room_to_dial(self) -> int:
@@ -144,7 +144,7 @@ class Links:
         while True:
             await self._reputation.one_more_ignored.park()
             for link in self._all():
-                if self._reputation.judge_conduct(link.peer_id) is not None:
+                if self._reputation.conduct_refusal_of(link.peer_id) is not None:
                     link.scope.cancel()
 
     async def say_leaving(self) -> None:
@@ -174,7 +174,7 @@ class Links:
             await talk.send(self._greeter.hello(), stall_s=ANSWER_S)
             theirs, _ = await talk.receive(Hello, timeout_s=ANSWER_S)
             round_trip_s = trio.current_time() - asked_s
-            refusal = self._greeter.fault(peer_id, theirs)
+            refusal = self._greeter.refusal_of(peer_id, theirs)
             if refusal is not None:
                 raise Declined(refusal.reason, self._greeter.told_here(refusal, theirs))
             self._greeter.compare_clocks(peer_id, theirs, round_trip_s)
@@ -187,10 +187,10 @@ class Links:
     async def _serve(self, stream: Stream) -> None:
         talk, peer_id, address = Conversation(stream), stream.remote_peer_id, stream.remote_address
         theirs, _ = await talk.receive(Hello, timeout_s=ANSWER_S)
-        refusal = self._greeter.fault(peer_id, theirs)
+        refusal = self._greeter.refusal_of(peer_id, theirs)
         if refusal is not None:
             why = self._greeter.told_here(refusal, theirs)
-            self._facts.company.turned_away = trio.current_time(), peer_id, why
+            self._facts.unlinked.turned_away = trio.current_time(), peer_id, why
         if refusal is None and not self._places.has_room(peer_id, address):
             refusal = NO_ROOM
         if refusal is not None:
@@ -201,7 +201,7 @@ class Links:
 
     async def _take_in(self, talk: Conversation, theirs: Hello) -> None:
         peer_id, asked_s = talk.remote_peer_id, trio.current_time()
-        refusal = await self._duplicates.fault(peer_id, theirs.incarnation)
+        refusal = await self._duplicates.refusal_of(peer_id, theirs.incarnation)
         if refusal is not None:
             await talk.send(refusal, stall_s=ANSWER_S)
             return
@@ -224,17 +224,43 @@ class Links:
                 await self._live(talk, theirs, opened_by_us=True)
 
     async def _live(self, talk: Conversation, theirs: Hello, *, opened_by_us: bool = False) -> None:
+        send, receive = trio.open_memory_channel[Outgoing](MAX_OUTBOX)
+        link, why = self._register(talk, send, theirs, opened_by_us=opened_by_us), "closed"
+        try:
+            with link.scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._send_all, link, receive)
+                    nursery.start_soon(self._tell_all_statements, link)
+                    nursery.start_soon(self._hand_over, link)
+                    send.send_nowait(self._beat_for(link))
+                    send.send_nowait(self._peer_list())
+                    await self._receive_all(link, nursery)
+        except* LocoError as group:
+            if group.subgroup(RemoteProtocolError) is not None:
+                self._reputation.blame(link.peer_id, Fault.BROKEN_RULE)
+            why = str(group.exceptions[0]).removeprefix(f"{link.peer_id} ")
+        finally:
+            self._ended(link, why)
+
+    def _register(
+        self,
+        talk: Conversation,
+        outbox: trio.MemorySendChannel[Outgoing],
+        theirs: Hello,
+        *,
+        opened_by_us: bool,
+    ) -> Link:
+        """Make the link, and tell all that know the peers of the run; `_ended` takes it back."""
         peer_id, now_s = talk.remote_peer_id, trio.current_time()
         network = prefix_of(talk.remote_address)
-        send, receive = trio.open_memory_channel[Outgoing](MAX_OUTBOX)
         link = Link(
             peer_id,
             theirs.incarnation,
             talk,
-            send,
+            outbox,
             last_heard_s=now_s,
             opened_by_us=opened_by_us,
-            told_meetings=self._facts.num_meetings,
+            told_pair_averages=self._facts.num_pair_averages,
         )
         self._links.setdefault(peer_id, []).append(link)
         self.dialler.linked(peer_id)
@@ -250,23 +276,9 @@ class Links:
             network=None if network in self._own_networks else network,
         )
         self._heard.unpark_all()
-        life, round_, why = theirs.incarnation, theirs.round, "closed"
+        life, round_ = theirs.incarnation, theirs.round
         self._events.emit(EventName.PEER_LINKED, remote=peer_id, incarnation=life, round=round_)
-        try:
-            with link.scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._send_all, link, receive)
-                    nursery.start_soon(self._tell_all_statements, link)
-                    nursery.start_soon(self._hand_over, link)
-                    send.send_nowait(self._beat_for(link))
-                    send.send_nowait(self._peer_list())
-                    await self._receive_all(link, nursery)
-        except* LocoError as group:
-            if group.subgroup(RemoteProtocolError) is not None:
-                self._reputation.blame(peer_id, Fault.BROKEN_RULE)
-            why = str(group.exceptions[0]).removeprefix(f"{peer_id} ")
-        finally:
-            self._ended(link, why)
+        return link
 
     async def _hand_over(self, link: Link) -> None:
         """End one of two links that two peers have opened by dialling each other at once (rule 5).
@@ -287,7 +299,7 @@ class Links:
         links[:] = [other for other in links if other is not link]
         if not links:
             self._links.pop(link.peer_id, None)
-            self._facts.forget_others_meetings(link.peer_id)
+            self._facts.forget_others_partners(link.peer_id)
             self._roster.gone(link.peer_id, link.incarnation)
             self._events.emit(EventName.PEER_LOST, remote=link.peer_id, reason=why)
             self._book.dials.put_off(link.peer_id, trio.current_time())
@@ -312,13 +324,13 @@ class Links:
                         message.may_send_bytes_per_s,
                     )
                     told = link.heard_beat(message, now_s)
-                    self._facts.count_others_meetings(link.peer_id, map(astuple, message.met))
-                    self._roster.beaten(now_s, link.peer_id, link.incarnation, told, link.rtt_s)
+                    self._facts.count_others_partners(link.peer_id, map(astuple, message.met))
+                    self._roster.heartbeat(now_s, link.peer_id, link.incarnation, told, link.rtt_s)
                     self._heard.unpark_all()
                 case PeerList():
                     link.messages += LINK_MESSAGES_PER_S
                     link.named = frozenset(entry.peer_id for entry in message.peers)
-                    self.dialler.told(now_s, link.peer_id, message)
+                    self.dialler.on_peer_list(now_s, link.peer_id, message)
                 case Statements():
                     link.messages += len(message.statements)
                     if new := self._admission.heard(message):
@@ -360,24 +372,24 @@ class Links:
         self._sequence += 1
         peers = self._peer_list() if self._sequence % PEER_LIST_EVERY_BEATS == 0 else None
         if peers is not None:
-            self._note_company()
+            self._note_unlinked()
         for link in self._all():
             self._post(link, self._beat_for(link))
             if peers is not None:
                 self._post(link, peers)
 
-    def _note_company(self) -> None:
+    def _note_unlinked(self) -> None:
         """Note the peers that others can link with and we cannot, and those that refuse us."""
-        company, failures, now_s = self._facts.company, self.dialler.failures, trio.current_time()
-        if self._facts.over and self._facts.successor is not None:
+        unlinked, failures, now_s = self._facts.unlinked, self.dialler.failures, trio.current_time()
+        if self._facts.run_over and self._facts.successor is not None:
             self.dialler.forget_those_in_another_run()  # as it is meant to be
         refusals = self.dialler.refusals
-        company.refusing = {peer_id: each.sentence for peer_id, each in refusals.items()}
+        unlinked.refusing = {peer_id: each.sentence for peer_id, each in refusals.items()}
         links = self._all()
         named = Counter(peer_id for link in links for peer_id in link.named)
         most = (peer_id for peer_id, count in named.items() if 2 * count >= len(links))
-        known = {peer_id: (now_s, why) for peer_id, why in failures.items()} | company.apart
-        company.apart = {
+        known = {peer_id: (now_s, why) for peer_id, why in failures.items()} | unlinked.unreached
+        unlinked.unreached = {
             peer_id: (known[peer_id][0], failures.get(peer_id, known[peer_id][1]))
             for peer_id in most
             if peer_id in known and peer_id not in self._links and peer_id not in refusals
@@ -395,18 +407,18 @@ class Links:
 
     # --- statements -------------------------------------------------------------------------------
     async def _tell_all_statements(self, link: Link) -> None:
-        """Past the outbox, which beats need."""
+        """Send all known statements directly, so that they do not fill the outbox of beats."""
         for message in self._admission.all_told():
             await link.talk.send(message, stall_s=SILENCE_S)
 
     def tell_statements(self, messages: Sequence[Statements], but: Link | None = None) -> None:
-        """Tell all what is new, then end the links of those that are not admitted any more."""
+        """Tell all what is new, then end the links of peers that are no longer admitted."""
         for link in self._all():
             for message in messages:
                 if link is not but:
                     self._post(link, message)
         for link in self._all():
-            if self._admission.judge(link.peer_id) is not None:
+            if self._admission.refusal_of(link.peer_id) is not None:
                 link.scope.deadline = min(link.scope.deadline, trio.current_time() + BEAT_S)
 
     # --- all links --------------------------------------------------------------------------------
@@ -414,7 +426,7 @@ class Links:
         try:
             link.outbox.send_nowait(message)
         except trio.WouldBlock:
-            link.scope.cancel()  # it takes nothing any more: as good as silent
+            link.scope.cancel()  # it takes nothing: as good as silent
 
     def _peer_list(self) -> PeerList:
         now_s = trio.current_time()
@@ -455,7 +467,7 @@ class Dialler:
         self.failures: dict[PeerId, str] = {}
         self.refusals: dict[PeerId, Refused] = {}
 
-    def told(self, now_s: float, teller: PeerId, message: PeerList) -> None:
+    def on_peer_list(self, now_s: float, teller: PeerId, message: PeerList) -> None:
         """A linked peer names others. Hearsay introduces a peer, and no more.
 
         A name never drives anybody out of a full roster, and tells nothing of a peer whose
@@ -484,10 +496,10 @@ class Dialler:
                 del self.refusals[peer_id]
                 self.roster.forget(peer_id)
 
-    def look(
+    def dial_due(
         self, nursery: trio.Nursery, now_s: float, linked: Collection[PeerId], room: int
     ) -> None:
-        """Dial those that are not linked, where it is due, and so many at the most."""
+        """Dial peers that are not linked and due, `room` of them at the most."""
         members = self.roster.members()
         known = {member.peer_id for member in members}
         for kept in (self.failures, self.refusals):

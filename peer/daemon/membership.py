@@ -24,7 +24,7 @@ from protocol.membership.records import (
 from protocol.membership.view import Member, View
 
 from .parts import PeerParts
-from .ports import Ports
+from .services import DaemonServices
 
 PUBLISH_EVERY_S: Final = 30.0
 """A record lives four times as long: three that are lost in a row cost nothing."""
@@ -39,8 +39,8 @@ class Membership:
         name: of our group in the directory (Admission.directory_name).
     """
 
-    def __init__(self, ports: Ports, name: str) -> None:
-        self._ports = ports
+    def __init__(self, services: DaemonServices, name: str) -> None:
+        self._services = services
         self._name = name
 
     async def run(self) -> None:
@@ -57,22 +57,26 @@ class Membership:
             await trio.sleep(FIRST_REFRESHES_S if turn <= NUM_FIRST_REFRESHES else every_s)
 
     async def _publish(self) -> None:
-        ports, directory, network = self._ports, self._ports.directory, self._ports.network
+        services, directory, network = (
+            self._services,
+            self._services.directory,
+            self._services.network,
+        )
         expires_s = directory.swarm_time_s() + 4 * PUBLISH_EVERY_S
         addresses = tuple(network.addresses)
-        own = PeerRecord(network.peer_id, ports.facts.incarnation, addresses, expires_s)
+        own = PeerRecord(network.peer_id, services.facts.incarnation, addresses, expires_s)
         key = record_key(self._name, own.peer_id)
-        await directory.store(key, own.peer_id, encode_record(own, key, ports.sign), expires_s)
+        await directory.store(key, own.peer_id, encode_record(own, key, services.sign), expires_s)
 
     async def _refresh(self) -> None:
-        directory, own_id = self._ports.directory, self._ports.network.peer_id
+        directory, own_id = self._services.directory, self._services.network.peer_id
         for key in record_keys(self._name):
             for peer_id, value in (await directory.get(key)).items():
                 record = valid_record_at(place_of(key), peer_id, value)
                 if record is None or peer_id == own_id:
                     continue
                 if record.expires_s > directory.swarm_time_s():
-                    self._ports.roster.record(record)
+                    self._services.roster.record(record)
 
 
 class LinkedCandidates:

@@ -42,7 +42,7 @@ from protocol.membership.view import Member
 from protocol.wire.messages import Seen, Whereabouts
 from protocol.wire.versions import REACH
 
-from .ports import Ports
+from .services import DaemonServices
 
 LOOK_EVERY_S: Final = 2.0
 ASKED: Final = 3
@@ -52,7 +52,7 @@ RELAYS: Final = 2
 RELAY_PAUSE_S: Final = 60.0
 """A peer that did not relay for us is not asked again for so long."""
 TRY_S: Final = 5.0
-"""For all addresses of a peer together."""
+"""How long all addresses of a peer are tried, together."""
 Reserve = Callable[[PeerId], Awaitable[float]]
 """Reserves a place at a relay; for how many seconds. Raises LocoError."""
 
@@ -105,11 +105,11 @@ async def ask_seen(
 
 
 class Reaching:
-    def __init__(self, ports: Ports, reserve: Reserve) -> None:
-        self._network = ports.network
-        self._roster = ports.roster
-        self._facts = ports.facts
-        self._events = ports.events
+    def __init__(self, services: DaemonServices, reserve: Reserve) -> None:
+        self._network = services.network
+        self._roster = services.roster
+        self._facts = services.facts
+        self._events = services.events
         self._reserve = reserve
         self._answers = DialBacks()
         self._own: tuple[Address, ...] = ()
@@ -125,10 +125,10 @@ class Reaching:
     async def run(self) -> None:
         await self._network.serve(REACH, self._serve)
         while True:
-            await self.look()
+            await self._update()
             await trio.sleep(LOOK_EVERY_S)
 
-    async def look(self) -> None:
+    async def _update(self) -> None:
         now_s = trio.current_time()
         linked = self._roster.alive(now_s)
         self._notice_own(now_s)
@@ -166,7 +166,7 @@ class Reaching:
     async def _reached(
         self, peer_id: PeerId, observed: Address, tried: Sequence[Address]
     ) -> list[Address]:
-        """All are tried at once, so that one which hangs holds up neither these nor others."""
+        """Try these addresses concurrently: one that hangs delays no other."""
         reached = set()
 
         async def probe(address: Address) -> None:
@@ -300,22 +300,22 @@ class Reaching:
                 nursery.start_soon(self._say, peer_id, ())
 
 
-async def be_reached(ports: Ports, relay_mbps: float) -> None:
+async def be_reached(services: DaemonServices, relay_mbps: float) -> None:
     """Find out how others reach us, and relay for them at this rate at most; 0 is not at all."""
-    facts = ports.facts.reach
+    facts = services.facts.reach
     relay = Relay(
-        ports.network,
-        ports.pacing.carry,
-        knows=lambda peer_id: ports.roster.get(peer_id) is not None,
+        services.network,
+        services.pacing.carry,
+        knows=lambda peer_id: services.roster.get(peer_id) is not None,
         offers=lambda: facts.reach is not Reach.NO,
         mbps=relay_mbps,
-        wall_time_s=ports.directory.swarm_time_s,
+        wall_time_s=services.directory.swarm_time_s,
     )
     await relay.start()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Reaching(ports, partial(reserve, ports.network)).run)
+        nursery.start_soon(Reaching(services, partial(reserve, services.network)).run)
         while True:
             facts.reservations, facts.circuits = relay.reservations, relay.circuits
             facts.carried_bytes = relay.carried_bytes
-            facts.relayed_peers = ports.network.statistics().relayed_peers
+            facts.relayed_peers = services.network.statistics().relayed_peers
             await trio.sleep(LOOK_EVERY_S)

@@ -16,9 +16,9 @@ from .admission import Admission, Reputation
 from .checkpointing import CheckpointPlan
 from .greeting import Greeter
 from .links import Links
-from .ports import Ports
 from .provision import Provision
 from .report import Report
+from .services import DaemonServices
 from .sources import Sources
 
 
@@ -62,15 +62,16 @@ class PeerSettings:
 
 
 @dataclass(kw_only=True, eq=False)
-class PeerParts(Ports):
+class PeerParts(DaemonServices):
     provision: Provision
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.admission = Admission(self)
+        services: DaemonServices = self  # complete: each part takes these, and parts made before it
+        self.admission = Admission(services)
         self.reputation = Reputation(self.admission, self.facts, self.events)
         self.network.admit_by(self.reputation)
-        self.greeter = Greeter(self, self.admission)
-        self.links = Links(self, self.greeter, self.reputation)
+        self.greeter = Greeter(services, self.admission)
+        self.links = Links(services, self.greeter, self.reputation)
         self.sources = Sources(self.network, self.facts)
-        self.report = Report(self)
+        self.report = Report(services)

@@ -45,7 +45,7 @@ from protocol.run.signed_spec import SignedSpec
 from protocol.schedule.data_plan import DataPlan
 from protocol.wire.content_messages import StateScalars
 
-from .beginning import Arrival, MeasureLoss, cannot_tell
+from .beginning import MeasureLoss, StartContext, cannot_tell
 from .checkpointing import Checkpointing, check_room
 from .entry import Entry
 from .experts import ExpertWatch, expert_watch
@@ -58,11 +58,11 @@ KEEP_EVERY_S: Final = 2.0
 ROUNDS_FIRST: Final = 2
 """Rounds of ours whose blocks are fetched in the order in which they are trained."""
 MAX_FIRST_BLOCKS: Final = 1024
-"""With more blocks than this all pieces of a stratum have begun, and their order means nothing."""
+"""After this many blocks all pieces of a stratum have begun, and order means nothing."""
 
 
-class Grace(NamedTuple):
-    """The ends of what a peer that leaves does beside each other.
+class LeaveDeadlines(NamedTuple):
+    """Deadlines of a peer that leaves, in trio's time.
 
     The trainer writes its part of the last checkpoint, an exchange under way ends, and that
     checkpoint is copied elsewhere.
@@ -73,12 +73,16 @@ class Grace(NamedTuple):
     copy_s: float
 
     @classmethod
-    def begun(cls, grace_s: float) -> "Grace":
+    def begun(cls, grace_s: float) -> "LeaveDeadlines":
         return cls(*(trio.current_time() + share * grace_s for share in (0.5, 0.6, 0.9)))
 
 
 class Peer:
-    """Attributes: training: None before the run is known."""
+    """One peer, from its start to its end.
+
+    Attributes:
+        training: None before the run is known.
+    """
 
     def __init__(self, settings: PeerSettings, parts: PeerParts) -> None:
         self.settings = settings
@@ -129,7 +133,7 @@ class Peer:
                 nursery.start_soon(self._keep_acquaintances)
                 if supplies.domains is not None:
                     nursery.start_soon(supplies.domains.run, self.parts, self.parts.sources)
-                self.training = Training(self.settings, self.parts, signed, supplies)
+                self.training = Training.enter(self.settings, self.parts, signed, supplies)
                 await self.training.run()
                 nursery.cancel_scope.cancel()
         except* JoinAgain:
@@ -165,7 +169,7 @@ class Peer:
         self.parts.facts.now_doing("leaving", PeerState.LEAVING)
         reason = "banned" if self.parts.admission.expelled.is_set() else "requested"
         self.parts.events.emit(EventName.LEAVING, reason=reason)
-        until = Grace.begun(self.settings.grace_s)
+        until = LeaveDeadlines.begun(self.settings.grace_s)
         if self.training is not None and self.training.rounds is not None:
             await self.training.rounds.leave(until.trainer_s, until.exchange_s)
         await self.parts.links.say_leaving()
@@ -174,31 +178,46 @@ class Peer:
 
 
 class Training:
-    def __init__(
-        self, settings: PeerSettings, parts: PeerParts, signed: SignedSpec, supplies: Supplies
-    ) -> None:
-        """Enter our group. Raises HomeError: the home is another run's."""
+    """A peer's work in its group, from its first state on."""
+
+    @classmethod
+    def enter(
+        cls, settings: PeerSettings, parts: PeerParts, signed: SignedSpec, supplies: Supplies
+    ) -> "Training":
+        """Bind the home to the run, and enter our group. Raises HomeError: it is another run's."""
         settings.bind_run(signed)
-        self._settings = settings
-        self._parts = parts
-        self._supplies = supplies
-        self._amended = parts.admission.amended
-        spec = self._spec = self._amended.founding
-        facts = self._facts = parts.facts
+        spec, facts = parts.admission.amended.founding, parts.facts
         facts.inner_steps_per_round = spec.sync.round_steps
         facts.tokens_per_step = spec.tokens_per_step
         group, shape = Group(signed.run_id, supplies.part), supplies.shape
         view = View(parts.roster, group.digest)
-        self._held = facts.held = HeldPart(group, shape, spec.sync.codec, view)
+        facts.held = held = HeldPart(group, shape, spec.sync.codec, view)
         parts.events.emit(
             EventName.GROUP_ENTERED,
             group=group.digest,
             part=group.part,
             padded_parameters=shape.padded_parameters,
         )
-        self._stage = stage_of_part(group.part)
+        return cls(settings, parts, signed, supplies, held)
+
+    def __init__(
+        self,
+        settings: PeerSettings,
+        parts: PeerParts,
+        signed: SignedSpec,
+        supplies: Supplies,
+        held: HeldPart,
+    ) -> None:
+        self._settings = settings
+        self._parts = parts
+        self._supplies = supplies
+        self._held = held
+        self._amended = parts.admission.amended
+        spec = self._spec = self._amended.founding
+        facts = self._facts = parts.facts
+        self._stage = stage_of_part(held.group.part)
         self._experts = expert_watch(parts, settings.expert)
-        self._stage_peers = StagePeers(parts.roster, group.run_id, spec.pipeline.stages)
+        self._stage_peers = StagePeers(parts.roster, held.group.run_id, spec.pipeline.stages)
         plan = DataPlan(spec.seed, supplies.num_blocks, supplies.piece_blocks)
         store = supplies.store
         self._most_corpus_bytes = settings.most_corpus_bytes(store.held_bytes if store else 0)
@@ -236,11 +255,11 @@ class Training:
             parts.pacing.senders = lambda: averaging.senders
             name = await parts.admission.directory_name(self._held.group.digest)
             membership, beginning = Membership(parts, name), supplies.beginning
-            if not beginning.ages:
+            if not beginning.goes_stale:
                 await self._begin(averaging, membership, cannot_tell)
             self._facts.starts_trainer()
             async with warmed_up(start, slow_P) as warm:
-                if beginning.ages:
+                if beginning.goes_stale:
                     measure = cannot_tell if exchange else warm.loss
                     await self._begin(averaging, membership, measure)
                 async with trio.open_nursery() as nursery:
@@ -264,7 +283,7 @@ class Training:
         if self.domains is not None:
             longest, words = self._spec.model.context_length + 1, self._supplies.vocabulary_size
             network, group, self.score = self._parts.network, self._held.group.digest, score
-            texts = score, longest, words, lambda: not self._parts.facts.over
+            texts = score, longest, words, lambda: not self._parts.facts.run_over
             service = ExpertService(network, group, self.domains.told, *texts)
             await service.start()
 
@@ -292,7 +311,7 @@ class Training:
         parts = self._parts
         return averaging_of(
             AveragingParts(
-                around=parts,
+                services=parts,
                 amended=self._amended,
                 held=self._held,
                 slow_P=slow_P,
@@ -312,13 +331,13 @@ class Training:
     ) -> None:
         facts, parts = self._facts, self._parts
         first = await self._supplies.beginning.take(
-            Arrival(
+            StartContext(
                 self._amended,
                 self._held,
                 self._shares.plan,
                 averaging.slow_P,
                 averaging.momentum_P,
-                ports=parts,
+                services=parts,
                 sources=parts.sources,
                 look_around=membership.look_around,
                 meet=membership.run,
@@ -328,7 +347,7 @@ class Training:
         averaging.set_first_round(first.round)
         facts.round, facts.nominal_step = first.round + 1, float(first.step)
         facts.epoch, facts.position, facts.debt = first.epoch, first.position, first.debt
-        facts.over = first.over
+        facts.run_over = first.over
         if first.go_on is not None:
             self.checkpoints.go_on_from(first.go_on, over=first.over)
         self.service.source = OuterSource(averaging, facts, parts.work)
@@ -375,7 +394,7 @@ class Training:
     async def _watch_experts(self, experts: ExpertWatch, rounds: RoundLoop) -> None:
         """Go where another expert needs us more; our checkpoint stays here. Raises JoinAgain."""
         again = await experts.until_needed()
-        until = Grace.begun(self._settings.grace_s)
+        until = LeaveDeadlines.begun(self._settings.grace_s)
         await rounds.leave(until.trainer_s, until.exchange_s)
         await self.checkpoints.wait_copied(until.copy_s)
         raise again

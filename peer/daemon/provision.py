@@ -42,7 +42,7 @@ from peer.runtime.files import replace_file
 from peer.state.home import Home, HomeError
 from peer.state.rebuilt_stage import Neighbour, rebuild
 from peer.training.child_process import SpareChild
-from peer.training.corpus.apart import prepare_apart
+from peer.training.corpus.child import prepare_in_child
 from peer.training.corpus.folder import (
     KeptCorpus,
     describe_corpus,
@@ -62,17 +62,17 @@ from protocol.content.samples import Float32Vector
 from protocol.errors import InvalidRunSpec
 from protocol.experts.claims import claimed_blocks
 from protocol.membership.group import WHOLE_MODEL, Group
-from protocol.membership.view import View, heeded
+from protocol.membership.view import View, trusted
 from protocol.run.layout import DATA_STAGE, Layout, part_of_expert, part_of_stage, stage_layouts
 from protocol.run.run_spec import FrozenSection, RunSpec, validated
 from protocol.schedule.progress import TaskProgress, Tell, nobody
 from protocol.schedule.rounds import middle
 
-from .beginning import Arrival, Beginning, FirstState, Fresh
+from .beginning import Beginning, FirstState, Fresh, StartContext
 from .checkpointing import free_bytes
 from .domains import Domains, described_corpus
 from .expert_beginning import FreshOrFetched, FromFounder
-from .fetched import Fetched, known_positions
+from .fetched import FromPeers, known_positions
 from .kept_experts import digest_of_weights, kept_first_weights, weights_file
 from .sources import NoSource, Weights, weights_of
 
@@ -104,17 +104,17 @@ class Rebuilt:
         layouts: of all stages.
     """
 
-    ages = True
+    goes_stale = True
     stage: int
     first: Fresh
     layouts: tuple[Layout, ...]
 
-    async def take(self, arrival: Arrival) -> FirstState:
-        await self.first.take(arrival)
+    async def take(self, context: StartContext) -> FirstState:
+        await self.first.take(context)
         found: list[tuple[PeerId, Neighbour]] = []
         beside = (self.stage - 1, self.stage + 1)
         for stage in (each for each in beside if 0 <= each < len(self.layouts)):
-            given = await self._fetch(stage, arrival)
+            given = await self._fetch(stage, context)
             if given is not None:
                 remote, slow_P, state = given
                 neighbour = Neighbour(self.layouts[stage], slow_P, state.gradient_norm)
@@ -123,32 +123,32 @@ class Rebuilt:
         kept = [entry.name for entry in own.entries]
         if found:
             neighbours = [neighbour for _, neighbour in found]
-            kept = rebuild(own, arrival.slow_P, neighbours)
-        arrival.ports.events.emit(
+            kept = rebuild(own, context.slow_P, neighbours)
+        context.services.events.emit(
             EventName.STAGE_REBUILT,
             stage=self.stage,
             remotes=[remote for remote, _ in found],
             untrained=kept,
         )
-        return where_others_are(arrival)
+        return where_others_are(context)
 
-    async def _fetch(self, stage: int, arrival: Arrival) -> Weights | None:
+    async def _fetch(self, stage: int, context: StartContext) -> Weights | None:
         """A neighbour's weights; None where nobody holds it, or gives it in time."""
-        group = Group(arrival.held.group.run_id, part_of_stage(stage)).digest
-        view = View(arrival.ports.roster, group)
+        group = Group(context.held.group.run_id, part_of_stage(stage)).digest
+        view = View(context.services.roster, group)
         if not view.alive(trio.current_time()):
             return None
-        arrival.ports.facts.now_doing(f"rebuilding stage {self.stage}: fetching stage {stage}")
-        return await weights_of(arrival.sources, view, self.layouts[stage].padded_parameters)
+        context.services.facts.now_doing(f"rebuilding stage {self.stage}: fetching stage {stage}")
+        return await weights_of(context.sources, view, self.layouts[stage].padded_parameters)
 
 
-def where_others_are(arrival: Arrival) -> FirstState:
-    """Where those that hold other stages stand: the middle of their steps, and of the data."""
-    now_s, spec = trio.current_time(), arrival.spec
-    others = arrival.ports.roster.alive(now_s)
-    told = [member.progress.step for member in heeded(others, now_s)]
+def where_others_are(context: StartContext) -> FirstState:
+    """The position of peers that hold other stages: the median of their steps, and of the data."""
+    now_s, spec = trio.current_time(), context.spec
+    others = context.services.roster.alive(now_s)
+    told = [member.progress.step for member in trusted(others, now_s)]
     steps = [step for step in told if step <= spec.longest_steps]
-    epoch, position = arrival.plan.start_position(known_positions(others))
+    epoch, position = context.plan.start_position(known_positions(others))
     step = int(middle(steps, 0))
     return FirstState(step // spec.founding.sync.round_steps - 1, step, epoch, position)
 
@@ -261,7 +261,7 @@ def _keep_tokenizer(source: str, cache_dir: Path) -> None:
 
 
 def _until_cancelled(work: Work, tell: Tell) -> Tell:
-    """The same for work on a thread, which it ends where its caller was cancelled."""
+    """A `tell` for a thread, which also ends the work once its caller is cancelled."""
 
     def told(progress: TaskProgress) -> None:
         work.check_cancelled()
@@ -275,7 +275,7 @@ async def _made(
 ) -> KeptCorpus:
     """`prepare_corpus`, in another process where a tokenizer runs."""
     if spec.data.tokenizer != BYTES:
-        return await prepare_apart(spec, cache_dir, data, tell)
+        return await prepare_in_child(spec, cache_dir, data, tell)
     return await work.run(prepare_corpus, spec, cache_dir, data, _until_cancelled(work, tell))
 
 
@@ -427,7 +427,7 @@ class RealProvision:
         return frozen, corpus
 
     async def _frozen_expert(self, number: int, spec: RunSpec, corpus: KeptCorpus) -> RunSpec:
-        """The same for one expert; first weights from a checkpoint are kept for others."""
+        """Freeze the model of one expert; first weights from a checkpoint are kept for others."""
         frozen, _, fresh = await self._frozen_model(spec, corpus)
         if spec.model.init_from is not None:
             assert frozen.frozen is not None
@@ -462,7 +462,7 @@ class RealProvision:
         source: BlobSource,
         beginning_with: Callable[[Beginning], Beginning],
     ) -> Supplies:
-        """One expert, and what is here of all domains.
+        """Supplies to train one expert, with what is here of all domains.
 
         The same first weights are made by all that come to an expert that nobody has begun.
         """
@@ -485,7 +485,7 @@ class RealProvision:
         shape = PartShape.of_whole_model(spec)
         own = self._supplies(spec, corpus, shape, beginning_with(first), None)
         domains = Domains(run, self.home.cache_dir, self.work, own.blobs, own.stores)
-        await domains.look()
+        await domains.find_kept()
         return replace(
             own,
             part=part_of_expert(number),
@@ -516,13 +516,13 @@ class RealProvision:
         )
         if spec.pipeline.stages == 1:
             shape = PartShape.of_whole_model(spec)
-            supplies = self._supplies(spec, corpus, shape, Fetched(), None)
+            supplies = self._supplies(spec, corpus, shape, FromPeers(), None)
             return replace(supplies, remake=partial(self._remade, spec, corpus))
         chosen = await choose_part()
         created, fresh = await self._first_weights(spec, corpus, chosen.number)
         beginning: Beginning = fresh
         if chosen.has_holders:
-            beginning = Fetched()
+            beginning = FromPeers()
         elif chosen.is_trained:
             layouts = stage_layouts(created.whole, spec.pipeline.stages)
             beginning = Rebuilt(chosen.number, fresh, layouts)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import trio
 
-from peer.facts import Facts, Meetings, PeerState
+from peer.facts import Facts, PartnerRecord, PeerState
 from peer.network.reachability import Scope, address_to_join, scope_of
 from peer.observe.events import EventLog
 from peer.observe.experts import ExpertBoard
@@ -32,7 +32,7 @@ from protocol.schedule.progress import Watched, progress_sentence
 from protocol.schedule.rounds import RunPace
 
 from .experts import ExpertPeers
-from .ports import Ports
+from .services import DaemonServices
 
 _CURES: Final = {
     Scope.NETWORK: (
@@ -87,10 +87,10 @@ class Report:
         price_per_hour: of this machine; None where nobody has said it.
     """
 
-    def __init__(self, ports: Ports) -> None:
-        self._ports = ports
-        self._facts = ports.facts
-        self._roster = ports.roster
+    def __init__(self, services: DaemonServices) -> None:
+        self._services = services
+        self._facts = services.facts
+        self._roster = services.roster
         self._pace = RunPace()
         self._watched = Watched()
         self._started_s = trio.current_time()
@@ -100,15 +100,15 @@ class Report:
         self._recent_s = 0.0
         self.metrics_url: str | None = None
         self.price_per_hour: float | None = None
-        self.metrics = Metrics(self.now, version=ports.version)
+        self.metrics = Metrics(self.now, version=services.version)
 
     def now(self) -> Now:
-        carried = self._ports.network.statistics()
+        carried = self._services.network.statistics()
         return Now(self._facts, self.status(), carried, trio.current_time())
 
     async def keep_history(self) -> None:
         while True:
-            self._history.note(self.recent(), self._ports.network.statistics())
+            self._history.note(self.recent(), self._services.network.statistics())
             await trio.sleep(SAMPLE_EVERY_S)
 
     def snapshot(self, *, history: bool) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Report:
         """
         alive = [member.peer_id for member in self._roster.alive(trio.current_time())]
         told = self.status().to_json() | {
-            "log": list(self._ports.events.tail),
+            "log": list(self._services.events.tail),
             "pairs": pairs_json(self._facts, alive),
         }
         return told | {"history": self._history.to_json()} if history else told
@@ -138,12 +138,12 @@ class Report:
 
     @property
     def _experts(self) -> ExpertPeers | None:
-        return None if self._facts.several is None else self._expert_peers
+        return None if self._facts.expert_run is None else self._expert_peers
 
     def status(self) -> Status:
         facts, now_s = self._facts, trio.current_time()
         alive = list(self._roster.alive(now_s))
-        joins_at = join_address(self._ports.network, facts)
+        joins_at = join_address(self._services.network, facts)
         return Status(
             peer_id=facts.peer_id,
             run_id=facts.run_id,
@@ -157,13 +157,13 @@ class Report:
             replica_loss=facts.replica_loss,
             outcomes=Outcomes(facts.averaged, dict(facts.skipped), facts.averaged_share),
             peers=tuple(
-                _peer_status(member, facts.meetings.get(member.peer_id)) for member in alive
+                _peer_status(member, facts.partners.get(member.peer_id)) for member in alive
             ),
             metrics=self.metrics_url,
             part=facts.held.group.part if facts.held else None,
             expert=facts.expert,
-            experts=self._experts.told() if self._experts else (),
-            matrix=self._board.look(facts, alive),
+            experts=self._experts.status() if self._experts else (),
+            matrix=self._board.matrix(facts, alive),
             microbatches={str(what): count for what, count in facts.microbatches.items()},
             pipeline=facts.pipeline.to_json() if facts.holds_stage else None,
             amendments=amendments_json(facts.spec),
@@ -176,7 +176,7 @@ class Report:
             reachable_from=str(joins_at.scope),
             doing=self._watched.words(facts.doing, facts.progress, now_s),
             since_s=now_s - facts.doing_since_s,
-            problems=problems_of(Observed(facts, alive, self._ports.pacing.loads, now_s)),
+            problems=problems_of(Observed(facts, alive, self._services.pacing.loads, now_s)),
             up_s=now_s - self._started_s,
             price_per_hour=self.price_per_hour,
             seconds=facts.seconds,
@@ -219,8 +219,8 @@ class Report:
         return median_low(known) if known else None
 
 
-def _peer_status(member: Member, met: Meetings | None) -> PeerStatus:
-    progress, met = member.progress, met or Meetings()
+def _peer_status(member: Member, met: PartnerRecord | None) -> PeerStatus:
+    progress, met = member.progress, met or PartnerRecord()
     return PeerStatus(
         member.peer_id,
         progress.state,
@@ -234,7 +234,7 @@ def _peer_status(member: Member, met: Meetings | None) -> PeerStatus:
 
 
 MOST_PEERS: Final = 32
-"""In a map of pairs: more would be too small to be read, and too much to be asked for."""
+"""Peers in a map of pairs: more would be too small to be read, and too much to ask for."""
 
 
 def pairs_json(facts: Facts, alive: Sequence[str]) -> dict[str, Any]:
@@ -244,8 +244,8 @@ def pairs_json(facts: Facts, alive: Sequence[str]) -> dict[str, Any]:
     protocol/wire/messages.py); another may say otherwise of the same pair. Peers that are not
     linked do not stand there, whoever tells of them.
     """
-    shown, never = [facts.peer_id, *alive][:MOST_PEERS], Meetings()
-    told = {**facts.others_meetings, facts.peer_id: facts.meetings}
+    shown, never = [facts.peer_id, *alive][:MOST_PEERS], PartnerRecord()
+    told = {**facts.others_partners, facts.peer_id: facts.partners}
     rows = [[told.get(a, {}).get(b, never) for b in shown] for a in shown]
     return {
         "peers": shown,
@@ -297,7 +297,7 @@ class Console:
                 await trio.sleep(LOOK_S)
                 self._look()
         finally:
-            if self.facts.over:
+            if self.facts.run_over:
                 self._say_over()
 
     def _look(self) -> None:

@@ -47,7 +47,7 @@ from protocol.run.signed_spec import SignedSpec
 from protocol.schedule.progress import TaskProgress
 from protocol.schedule.rounds import is_lost, lost_lag
 
-from .beginning import Arrival, Beginning, FirstState
+from .beginning import Beginning, FirstState, StartContext
 from .bootstrap import Bootstrap
 from .domains import BlobsOfPeers
 from .entry import (
@@ -59,13 +59,13 @@ from .entry import (
     go_by_the_linked,
     stays_at,
 )
-from .fetched import Fetched
+from .fetched import FromPeers
 from .links import Dialler
 from .parts import PeerParts
-from .ports import Ports
 from .provision import ChoosePart
 from .report import REPEAT_S
-from .sources import SOURCE_PAUSE_S, NobodyHelped, NoSource, is_final
+from .services import DaemonServices
+from .sources import SOURCE_PAUSE_S, NobodyHelped, NoSource, is_permanent
 
 REPLACEMENT_S: Final = 1800.0
 """How long others that train are asked for their state before we go on from our own."""
@@ -108,7 +108,7 @@ async def come_back(
     own = await _newest_checkpoint(parts, signed.run_id, part)
     facts.now_doing("looking for the others of the run")
     if own is not None and _is_of(own.manifest.part, stage, number):
-        facts.chosen = Group(signed.run_id, own.manifest.part)
+        facts.chosen_group = Group(signed.run_id, own.manifest.part)
         facts.nominal_step = own.manifest.step
         facts.earlier_tokens = own.manifest.tokens
     else:
@@ -188,10 +188,10 @@ class RememberedPeers:
         alone: the user wants to continue without them.
     """
 
-    def __init__(self, ports: Ports, dialler: Dialler, *, alone: bool) -> None:
-        self._roster = ports.roster
-        self._facts = ports.facts
-        self._events = ports.events
+    def __init__(self, services: DaemonServices, dialler: Dialler, *, alone: bool) -> None:
+        self._roster = services.roster
+        self._facts = services.facts
+        self._events = services.events
         self._dialler = dialler
         self._alone = alone
         self._remembered = frozenset[PeerId]()
@@ -222,7 +222,7 @@ class RememberedPeers:
     def _tell(self, left_s: float) -> None:
         count, whys = len(self._remembered), [*self._dialler.failures.values()]
         why = whys[-1] if whys else "nobody has answered yet"
-        self._facts.company.failing[f"{count} remembered peers"] = why
+        self._facts.unlinked.failing[f"{count} remembered peers"] = why
         self._facts.now_doing(
             f"none of {count} remembered peers can be reached ({why}); continues alone after"
             f" {UNREACHED_S / 60:.0f} minutes, at once with --alone"
@@ -239,7 +239,9 @@ class RememberedPeers:
         return next(reversed(final.values())) if final else None
 
     def _final(self) -> dict[PeerId, Refused]:
-        return {peer_id: each for peer_id, each in self._dialler.refusals.items() if is_final(each)}
+        return {
+            peer_id: each for peer_id, each in self._dialler.refusals.items() if is_permanent(each)
+        }
 
     async def watch(self) -> None:
         """Report refusals while this peer is returning. Raises Refused: all refuse."""
@@ -273,7 +275,7 @@ class Returned:
         remake: makes the first weights of the run again, where that is ours to do.
     """
 
-    ages = True
+    goes_stale = True
 
     parts: PeerParts
     own: Checkpoint | None
@@ -284,33 +286,33 @@ class Returned:
         self._facts = self.parts.facts
         self._since_s = trio.current_time()
 
-    async def take(self, arrival: Arrival) -> FirstState:
-        if await self._course(arrival) is Course.FOLLOW:
+    async def take(self, context: StartContext) -> FirstState:
+        if await self._course(context) is Course.FOLLOW:
             try:
-                return await self._follow(arrival)
+                return await self._follow(context)
             except* NobodyHelped:
                 self._facts.stays_until_s = trio.current_time() + STAYS_S
         if self.own is None:
-            return await self._begin_anew(arrival)
-        return await self._lead(arrival, self.own)
+            return await self._begin_anew(context)
+        return await self._lead(context, self.own)
 
-    async def _course(self, arrival: Arrival) -> Course:
+    async def _course(self, context: StartContext) -> Course:
         facts, step = self._facts, 0
         if self.own is not None:
-            if _is_over(self.own, arrival):
+            if _is_over(self.own, context):
                 return Course.LEAD
             step = int(self.own.manifest.step)
         facts.now_doing("looking for other peers that are back")
-        lag, course = _lag_to_lead(arrival), Course.WAIT
+        lag, course = _lag_to_lead(context), Course.WAIT
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(arrival.meet)
+            nursery.start_soon(context.meet)
             while course is Course.WAIT:
                 await trio.sleep(SOURCE_PAUSE_S)
                 if self.remembered.refused() is None:
                     now_s = trio.current_time()
                     course = choose_course(
                         (step, facts.peer_id),
-                        arrival.held.view.alive(now_s),
+                        context.held.view.alive(now_s),
                         now_s - self._since_s,
                         now_s,
                         lag,
@@ -319,17 +321,17 @@ class Returned:
             nursery.cancel_scope.cancel()
         return course
 
-    async def _follow(self, arrival: Arrival) -> FirstState:
+    async def _follow(self, context: StartContext) -> FirstState:
         """Take the state of others; what our checkpoint has of it need not come."""
         if self.own is None:
-            return await Fetched(patience_s=REPLACEMENT_S).take(arrival)
+            return await FromPeers(patience_s=REPLACEMENT_S).take(context)
         self._facts.now_doing("reading our checkpoint")
-        vectors, own = (arrival.slow_P, arrival.momentum_P), None
+        vectors, own = (context.slow_P, context.momentum_P), None
         with suppress(FileUnusable):
             await self.parts.work.run(self.own.fill, *vectors)
             own = await self.parts.work.run(own_digests, *vectors)
-        state = await Fetched(own, patience_s=REPLACEMENT_S).take(arrival)
-        if is_lost(state.step, [self.own.manifest.step], arrival.spec.founding.sync.round_steps):
+        state = await FromPeers(own, patience_s=REPLACEMENT_S).take(context)
+        if is_lost(state.step, [self.own.manifest.step], context.spec.founding.sync.round_steps):
             await self._set_aside(self.own, state.step)
         return state
 
@@ -348,20 +350,20 @@ class Returned:
                 followed_step=int(step),
             )
 
-    async def _begin_anew(self, arrival: Arrival) -> FirstState:
-        """Nothing of the run was saved: the founder makes its first weights again."""
+    async def _begin_anew(self, context: StartContext) -> FirstState:
+        """Make the first weights anew: nothing of the run was saved, and we founded it."""
         assert self.remake is not None
         why = "this home has no checkpoint of the run it founded, and no peer has a state to give"
         self._facts.now_doing(f"starting the run again from its seed: {why}")
         self.parts.events.emit(EventName.RUN_BEGUN_ANEW, detail=why)
-        return await (await self.remake()).take(arrival)
+        return await (await self.remake()).take(context)
 
-    async def _lead(self, arrival: Arrival, own: Checkpoint) -> FirstState:
+    async def _lead(self, context: StartContext, own: Checkpoint) -> FirstState:
         facts, manifest = self._facts, own.manifest
-        over = _is_over(own, arrival)
+        over = _is_over(own, context)
         facts.now_doing(f"continuing from the checkpoint of {manifest}")
         try:
-            await self.parts.work.run(own.fill, arrival.slow_P, arrival.momentum_P)
+            await self.parts.work.run(own.fill, context.slow_P, context.momentum_P)
         except FileUnusable as error:
             raise LocoError(f"{own.path}: {error}; start again: the one before is tried") from error
         self.parts.events.emit(
@@ -383,14 +385,14 @@ class Returned:
         )
 
 
-def _is_over(own: Checkpoint, arrival: Arrival) -> bool:
+def _is_over(own: Checkpoint, context: StartContext) -> bool:
     """Whether the run had ended, and has not been made longer since."""
     manifest = own.manifest
-    return manifest.over and manifest.step >= arrival.spec.total_steps_at(manifest.step)
+    return manifest.over and manifest.step >= context.spec.total_steps_at(manifest.step)
 
 
-def _lag_to_lead(arrival: Arrival) -> float:
+def _lag_to_lead(context: StartContext) -> float:
     """Steps behind which a peer takes the state of others, where it may begin by its own."""
-    if stage_of_part(arrival.held.group.part) is not None:
+    if stage_of_part(context.held.group.part) is not None:
         return math.inf
-    return lost_lag(arrival.spec.founding.sync.round_steps)
+    return lost_lag(context.spec.founding.sync.round_steps)

@@ -57,10 +57,10 @@ from .links import SILENCE_S
 from .outside import be_reached
 from .parts import PeerParts, PeerSettings
 from .peer import Peer
-from .ports import Keys, Ports
 from .provision import RealProvision, free_room
 from .report import LOOK_S, Console, Report, ShowLine, join_address
 from .returning import come_back
+from .services import DaemonServices, Keys
 
 
 async def run_daemon(
@@ -126,16 +126,16 @@ class _Daemon:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_watch_network, network, parts)
                 nursery.start_soon(_watch_directory, directory, parts)
-                await self._run_peer(spec, parts, nursery)
+                announced_by = self.config.origins["announce"]
+                parts.facts.reach.given = dict.fromkeys(self.config.announce, announced_by)
+                peer = Peer(self._settings(parts, founds=spec is not None), parts)
+                await self._start_beside(peer, nursery)
+                await peer.run(self._entry(spec))
                 nursery.cancel_scope.cancel()
 
-    async def _run_peer(
-        self, spec: RunSpec | None, parts: PeerParts, nursery: trio.Nursery
-    ) -> None:
-        events, report = parts.events, parts.report
-        announced_by = self.config.origins["announce"]
-        parts.facts.reach.given = dict.fromkeys(self.config.announce, announced_by)
-        peer = Peer(self._settings(parts, founds=spec is not None), parts)
+    async def _start_beside(self, peer: Peer, nursery: trio.Nursery) -> None:
+        """Start what runs beside the peer: pages, control, notices, and those that watch it."""
+        parts, events, report = peer.parts, peer.parts.events, peer.parts.report
         report.price_per_hour = self.config.price_per_hour
         report.metrics_url = await self._serve_pages(nursery, report)
         nursery.start_soon(report.keep_history)
@@ -153,7 +153,6 @@ class _Daemon:
         export = f"{self._command('export')} --hf DIR"
         show = self.show if self.config.log_format is LogFormat.CONSOLE else lambda _: False
         nursery.start_soon(Console(report, parts.facts, events, export, show).run)
-        await peer.run(self._entry(spec))
 
     async def _heed_notices(self, notices: Notices, events: EventLog) -> None:
         cloud = str(notices.cloud)
@@ -198,7 +197,7 @@ class _Daemon:
         return None if run_id == signed.run_id else Following(run_id, move)
 
     def _follows(self, successor: Successor) -> bool:
-        """Once: two runs that name each other are not followed in turn.
+        """Whether to follow, which is done once: two runs may name each other.
 
         A run's founder stays: others hear from it where to go, and its key is put away with a run.
         """
@@ -219,7 +218,7 @@ class _Daemon:
         return Keys(identity, load(path) if path.exists() else None)
 
     async def _serve_pages(self, nursery: trio.Nursery, report: Report) -> str:
-        """Where Prometheus finds us: the same place after every restart, if it can be had."""
+        """Serve metrics and pages; their URL stays the same after a restart, if it can be had."""
         config = self.config
         where = self._with_port(config.metrics, "metrics")
         pages = pages_of(report.metrics, lambda history: report.snapshot(history=history))
@@ -323,15 +322,15 @@ class _Daemon:
             check_agreed(config, spec, free_room(config, self.home.root), expert=expert)
 
     def _most_corpus_bytes(self, held_bytes: int) -> int:
-        """For pieces of the corpus, of which so much is here."""
+        """Room for pieces of the corpus, of which `held_bytes` are here."""
         given = _bytes_of(self.config.max_corpus_gb)
         free = free_bytes(self.home.root)
         share = max(held_bytes, CORPUS_SHARE * (held_bytes + free))
         return int(share if given is None else given)
 
-    def _uploads(self, ports: Ports) -> Uploads | None:
-        """Where copies of checkpoints go. Raises ConfigError: that place cannot be reached."""
-        config, own_id = self.config, ports.facts.peer_id
+    def _uploads(self, services: DaemonServices) -> Uploads | None:
+        """The copies of checkpoints elsewhere. Raises ConfigError: that place cannot be reached."""
+        config, own_id = self.config, services.facts.peer_id
         url, keep, keys = config.checkpoint_upload, config.checkpoint_keep, config.upload_keys
         if url is None:
             return None
@@ -409,23 +408,23 @@ def tracking_of(parts: PeerParts, sink: str, folder: Path, stop: trio.Event) -> 
     )
 
 
-async def _watch_network(network: Libp2pNetwork, ports: Ports) -> None:
+async def _watch_network(network: Libp2pNetwork, services: DaemonServices) -> None:
     generation = network.generation
     while True:
         generation = await network.wait_restarted(generation)
         of = network.statistics()
         why, count = of.last_failure, of.restarts
-        ports.events.emit(EventName.NETWORK_RESTARTED, reason=why, restarts=count)
+        services.events.emit(EventName.NETWORK_RESTARTED, reason=why, restarts=count)
 
 
-async def _watch_directory(directory: HivemindDirectory, ports: Ports) -> None:
+async def _watch_directory(directory: HivemindDirectory, services: DaemonServices) -> None:
     """Count and report its restarts; it heals by itself."""
     while True:
         count = directory.restarts
-        if count > ports.facts.directory_restarts:
+        if count > services.facts.directory_restarts:
             why = directory.last_failure
-            ports.events.emit(EventName.DIRECTORY_RESTARTED, reason=why, restarts=count)
-        ports.facts.directory_restarts = count
+            services.events.emit(EventName.DIRECTORY_RESTARTED, reason=why, restarts=count)
+        services.facts.directory_restarts = count
         await trio.sleep(LOOK_S)
 
 

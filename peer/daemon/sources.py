@@ -14,7 +14,7 @@ import blake3
 import numpy as np
 import trio
 
-from peer.content.fetching import ExpectedState, Fetcher, fetch_from, whole_state
+from peer.content.fetching import ContentClient, ExpectedState, fetch_from, whole_state
 from peer.facts import Facts, PeerState
 from peer.runtime import Network, PeerId
 from peer.state.home import HomeError
@@ -36,7 +36,7 @@ TRIES_FOR_ONE: Final = 4
 DOUBT_PAUSE_S: Final = 30.0
 """After a source broke the protocol, refused for good, or holds what is too large to be fetched."""
 
-FINAL_REFUSALS: Final = frozenset(
+PERMANENT_REFUSALS: Final = frozenset(
     {
         RefusalReason.OTHER_RUN,
         RefusalReason.VERSION,
@@ -47,8 +47,8 @@ FINAL_REFUSALS: Final = frozenset(
 """Refusals that trying again cannot change."""
 
 
-def is_final(error: LocoError) -> bool:
-    return isinstance(error, Refused) and error.reason in FINAL_REFUSALS
+def is_permanent(error: LocoError) -> bool:
+    return isinstance(error, Refused) and error.reason in PERMANENT_REFUSALS
 
 
 class NoSource:
@@ -64,9 +64,9 @@ class NobodyHelped(LocoError):
 
 
 def pause_after(error: LocoError) -> float:
-    """For how long at least a source is not asked again that failed so."""
+    """The least time until a source that failed with this error is asked again."""
     too_large = isinstance(error, Refused) and error.reason is RefusalReason.TOO_LARGE
-    in_vain = too_large or isinstance(error, RemoteProtocolError) or is_final(error)
+    in_vain = too_large or isinstance(error, RemoteProtocolError) or is_permanent(error)
     return DOUBT_PAUSE_S if in_vain else 0.0
 
 
@@ -77,7 +77,7 @@ class Sources:
 
     async def fetch(
         self,
-        ask: Callable[[Fetcher], Awaitable[T]],
+        ask: Callable[[ContentClient], Awaitable[T]],
         among: Roster | View,
         preferred: PeerId | None = None,
         patience_s: float = math.inf,
@@ -87,7 +87,7 @@ class Sources:
         Args:
             among: the roster for what any peer of the run has, a view for what its group has.
             preferred: is asked first.
-            patience_s: after that nobody is asked any more; who is giving may go on.
+            patience_s: nobody is asked after that; who is giving may go on.
 
         Raises:
             Refused: everybody refuses for good.
@@ -95,7 +95,7 @@ class Sources:
             InvalidRunSpec: what was received cannot be used here.
             HomeError: it cannot be kept here.
         """
-        waits, final = BackOff(SOURCE_PAUSE_S, MAX_SOURCE_PAUSE_S), dict[PeerId, LocoError]()
+        waits, refused = BackOff(SOURCE_PAUSE_S, MAX_SOURCE_PAUSE_S), dict[PeerId, LocoError]()
         until_s = trio.current_time() + patience_s
         while True:
             sources = in_order(among, self._facts.peer_id, preferred)
@@ -104,26 +104,26 @@ class Sources:
             for peer_id in sources:
                 if not waits.is_due(peer_id, trio.current_time()):
                     continue
-                final.pop(peer_id, None)
+                refused.pop(peer_id, None)
                 try:
-                    async with fetch_from(self._network, peer_id) as fetcher:
-                        return await ask(fetcher)
+                    async with fetch_from(self._network, peer_id) as client:
+                        return await ask(client)
                 except (InvalidRunSpec, HomeError):
                     raise  # nobody else could help with that
                 except LocoError as error:
                     self._facts.now_doing(f"{peer_id[-8:]} could not help: {error}")
                     waits.failed(peer_id, trio.current_time(), pause_after(error))
-                    if is_final(error):
-                        final[peer_id] = error
-            if sources and all(peer_id in final for peer_id in sources):
-                raise final[sources[0]]
+                    if is_permanent(error):
+                        refused[peer_id] = error
+            if sources and all(peer_id in refused for peer_id in sources):
+                raise refused[sources[0]]
             if trio.current_time() >= until_s:
                 raise NobodyHelped(f"no peer could help within {patience_s:.0f} s")
             await trio.sleep(SOURCE_PAUSE_S)
 
     async def help_with(
         self,
-        ask: Callable[[Fetcher], Awaitable[bool]],
+        ask: Callable[[ContentClient], Awaitable[bool]],
         among: View,
         apart_from: Collection[PeerId],
         most: int,
@@ -131,7 +131,7 @@ class Sources:
         """Ask others, some at once, each but once: the leader does what they cannot.
 
         `ask` says whether the peer has helped; where it has not, the next one is asked. Of a large
-        swarm few are asked, for each works for us, whether it helps in the end or not.
+        swarm few are asked, because each works for us, whether it helps in the end or not.
         """
         others = in_order(among, self._facts.peer_id, None)
         others = [peer_id for peer_id in others if peer_id not in apart_from]
@@ -140,8 +140,8 @@ class Sources:
         async def help_() -> None:
             for peer_id in waiting:
                 try:
-                    async with fetch_from(self._network, peer_id) as fetcher:
-                        if await ask(fetcher):
+                    async with fetch_from(self._network, peer_id) as client:
+                        if await ask(client):
                             return
                 except LocoError:
                     continue  # the next one, or the one that leads, gives what is missing
@@ -152,7 +152,7 @@ class Sources:
 
 
 def ready_or_resting(members: Iterable[Member]) -> list[Member]:
-    """Those that train, or have; where there are none, those that are paused."""
+    """Members that train, or have; where there are none, the paused ones."""
     told = list(members)
     ready = [m for m in told if m.progress.state in (PeerState.TRAINING, PeerState.FINISHED)]
     return ready or [m for m in told if m.progress.state == PeerState.PAUSED]
@@ -162,7 +162,7 @@ def in_order(among: Roster | View, own_id: PeerId, preferred: PeerId | None) -> 
     """Everybody alive who may have what we need, in the order in which to ask.
 
     `preferred` comes first, then those in the middle of the steps that all claim, then the others;
-    those that depend on relays after all that do not; equals in an order that nobody but their ids
+    peers that depend on relays come after all others; equals in an order that nobody but their ids
     and ours decides.
     """
     alive = among.alive(trio.current_time())
@@ -183,14 +183,14 @@ Weights = tuple[PeerId, Float32Vector, StateScalars]
 """Slow weights, who gave them, and what that peer says of them."""
 
 
-async def weights_from(fetcher: Fetcher, group: str, padded_parameters: int) -> Weights:
+async def weights_from(client: ContentClient, group: str, padded_parameters: int) -> Weights:
     slow_P, momentum_P = np.zeros((2, padded_parameters), np.float32)
-    state = await whole_state(fetcher, ExpectedState(group), slow_P, momentum_P)
-    return fetcher.remote_peer_id, slow_P, state
+    state = await whole_state(client, ExpectedState(group), slow_P, momentum_P)
+    return client.remote_peer_id, slow_P, state
 
 
 async def weights_of(sources: Sources, view: View, padded_parameters: int) -> Weights | None:
-    """Those of another group; None where nobody gave them in time.
+    """Fetch the weights of another group; None where nobody gave them in time.
 
     Raises:
         Refused, InvalidRunSpec: as `Sources.fetch`.

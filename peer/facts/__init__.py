@@ -1,7 +1,7 @@
 """The record of what one peer is and does.
 
 The daemon, beats, `status`, metrics and events read it. A field is written by the part that makes
-it true, or by a method here; a few have several writers (docs/open.md).
+it true, or by a method here.
 """
 
 import bisect
@@ -272,18 +272,18 @@ class DiskFacts:
 
 
 @dataclass(slots=True)
-class CompanyFacts:
+class UnlinkedPeers:
     """Peers with which there is no link.
 
     Attributes:
-        apart: those that most linked peers name as alive, and that we have failed to link with:
+        unreached: peers that most linked ones name as alive, and that we have failed to link with:
             since when, and why.
-        refusing: those that do not take us in, and why.
-        turned_away: the last that we did not take in, since it is none of ours: when, who, why.
+        refusing: peers that do not take us in, and why.
+        turned_away: the last peer that we did not take in: when, who, why.
         failing: addresses to join by that nobody was reached at, and why.
     """
 
-    apart: dict[str, tuple[float, str]] = field(default_factory=dict)
+    unreached: dict[str, tuple[float, str]] = field(default_factory=dict)
     refusing: dict[str, str] = field(default_factory=dict)
     turned_away: tuple[float, str, str] | None = None
     failing: dict[str, str] = field(default_factory=dict)
@@ -313,7 +313,7 @@ class PackingFacts:
 
 
 @dataclass(slots=True)
-class Meetings:
+class PartnerRecord:
     """Rounds that were averaged with one partner, and how long the exchanges took together."""
 
     averages: int = 0
@@ -324,13 +324,13 @@ class Meetings:
         return self.seconds / self.averages if self.averages else None
 
 
-def _count_meeting(
-    meetings: dict[str, Meetings], partner_id: str, seconds: float, most: int
+def _count_partner(
+    partners: dict[str, PartnerRecord], partner_id: str, seconds: float, most: int
 ) -> None:
     """Count one more; of more than `most` partners those are kept that were first met last."""
-    if partner_id not in meetings and len(meetings) >= most:
-        del meetings[next(iter(meetings))]
-    met = meetings.setdefault(partner_id, Meetings())
+    if partner_id not in partners and len(partners) >= most:
+        del partners[next(iter(partners))]
+    met = partners.setdefault(partner_id, PartnerRecord())
     met.averages += 1
     met.seconds += seconds
 
@@ -343,15 +343,15 @@ class Facts:
         fraction: share of our quota done in the round in training.
         free: the snapshots that we look for partners with, by fragment; 0 where the whole model is
             one vector.
-        ended: our last round of training is averaged.
-        over: the final averaging is done, too, in this life or before.
+        training_averaged: our last round of training is averaged.
+        run_over: the final averaging is done, too, in this life or before.
         recent: whether each of the last RECENT_ROUNDS rounds was averaged, oldest first.
         distances: `replica_distance` after each of the last averages, with its nominal step.
         deaths: trio's time of the trainer's last deaths, and their reasons, oldest first.
         micro_batches: sequences that the first and the newest trainer take at a time.
         losses_of_domains: of an expert's slow weights, by the number of the domain's expert;
             losses_together those of the ensemble, by the last `eval` here.
-        losses: `validation_loss` of late, oldest first; `lowest_loss` of all.
+        losses: the newest of `validation_loss`, oldest first; `lowest_loss` of all.
         clock_ahead_s: how far the clocks of the peers that we have dialled are ahead of ours.
         replica_loss: validation loss of our own replica before the final averaging.
         inner_steps_per_round: of a nominal round.
@@ -363,14 +363,14 @@ class Facts:
         alone_steps_per_s: those of the trainer alone, by its calibration.
         gradient_norm: of an inner step, before clipping; 0 before the first.
         held: the part of the model that we hold.
-        several: the whole run, where it has experts; `spec` is then that of ours.
-        expert: the name of that one.
+        expert_run: the whole run, where it has experts; `spec` is then that of our expert.
+        expert: the name of our expert.
         successor: the run that our founder has named to follow ours.
-        fits: numbers of those that this machine can train.
-        chosen: the group that we shall be in, before that.
-        meetings: by partner; of MAX_MEMBERS, those that were first met last.
-        num_meetings, newest_meetings: how many, and the partners and seconds of the last.
-        others_meetings: what linked peers tell of theirs, by teller and partner.
+        fitting_experts: numbers of the experts that this machine can train.
+        chosen_group: the group that we shall be in, before `held` is set.
+        partners: averages in pairs, by partner; of MAX_MEMBERS, those that were first met last.
+        num_pair_averages, newest_pair_averages: all of them; partners and seconds of the last.
+        others_partners: what linked peers tell of theirs, by teller and partner.
         spent_s: the time of the trainer; its parts add up to what has passed since it was ready.
         stalled_s: time for which training stood still for averages that were late.
         diverged: chunks of the outer copy found to differ from a better one.
@@ -392,8 +392,8 @@ class Facts:
     fraction: float = 0.0
     nominal_step: float = 0.0
     free: dict[int, RoundSnapshot] = field(default_factory=dict)
-    ended: bool = False
-    over: bool = False
+    training_averaged: bool = False
+    run_over: bool = False
     recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_ROUNDS))
     distances: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT_ROUNDS))
     deaths: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=RECENT_DEATHS))
@@ -402,7 +402,7 @@ class Facts:
     lowest_loss: float = math.inf
     clock_ahead_s: float = 0.0
     disk: DiskFacts = field(default_factory=DiskFacts)
-    company: CompanyFacts = field(default_factory=CompanyFacts)
+    unlinked: UnlinkedPeers = field(default_factory=UnlinkedPeers)
     replica_loss: float | None = None
     inner_steps_per_round: int = 1
     chosen_inner_steps: int | None = None
@@ -426,19 +426,19 @@ class Facts:
     replica_distance: float | None = None
     spec: AmendedSpec | None = None
     held: HeldPart | None = None
-    chosen: Group | None = None
-    several: RunSpec | None = None
+    chosen_group: Group | None = None
+    expert_run: RunSpec | None = None
     successor: Successor | None = None
     expert: str | None = None
-    fits: frozenset[int] = frozenset()
+    fitting_experts: frozenset[int] = frozenset()
     parameters: int | None = None
     averaged: int = 0
-    meetings: dict[str, Meetings] = field(default_factory=dict)
-    num_meetings: int = 0
-    newest_meetings: deque[tuple[str, float]] = field(
+    partners: dict[str, PartnerRecord] = field(default_factory=dict)
+    num_pair_averages: int = 0
+    newest_pair_averages: deque[tuple[str, float]] = field(
         default_factory=lambda: deque(maxlen=MAX_FRAGMENTS_FREE)
     )
-    others_meetings: dict[str, dict[str, Meetings]] = field(default_factory=dict)
+    others_partners: dict[str, dict[str, PartnerRecord]] = field(default_factory=dict)
     spent_s: dict[TrainerTime, float] = field(
         default_factory=lambda: dict.fromkeys(TrainerTime, 0.0)
     )
@@ -491,7 +491,7 @@ class Facts:
     @property
     def group(self) -> str | None:
         """Digest of the group that we are in, or shall be in."""
-        group = self.chosen if self.held is None else self.held.group
+        group = self.chosen_group if self.held is None else self.held.group
         return None if group is None else group.digest
 
     @property
@@ -515,7 +515,7 @@ class Facts:
 
     @property
     def own_round_s(self) -> float:
-        """The same of one of our own rounds, where they are longer."""
+        """How long one of our own rounds takes, where it is longer than a nominal one."""
         steps = max(self.inner_steps_per_round, self.chosen_inner_steps or 0)
         return steps / self.steps_per_s if self.steps_per_s else 0.0
 
@@ -523,22 +523,22 @@ class Facts:
         self.averaged += 1
         self.recent.append(True)
 
-    def count_meeting(self, partner_id: str, seconds: float) -> None:
-        _count_meeting(self.meetings, partner_id, seconds, MAX_MEMBERS)
-        self.num_meetings += 1
-        self.newest_meetings.append((partner_id, seconds))
+    def count_partner(self, partner_id: str, seconds: float) -> None:
+        _count_partner(self.partners, partner_id, seconds, MAX_MEMBERS)
+        self.num_pair_averages += 1
+        self.newest_pair_averages.append((partner_id, seconds))
 
-    def count_others_meetings(self, teller_id: str, met: Iterable[tuple[str, float]]) -> None:
+    def count_others_partners(self, teller_id: str, met: Iterable[tuple[str, float]]) -> None:
         """Count what a linked peer tells, partners and seconds; none takes more than its share."""
-        others = self.others_meetings
+        others = self.others_partners
         if teller_id not in others and len(others) >= MAX_LINKS:
             return
         for partner_id, seconds in met:
-            _count_meeting(others.setdefault(teller_id, {}), partner_id, seconds, MAX_LINKS)
+            _count_partner(others.setdefault(teller_id, {}), partner_id, seconds, MAX_LINKS)
 
-    def forget_others_meetings(self, teller_id: str) -> None:
+    def forget_others_partners(self, teller_id: str) -> None:
         """We are linked no longer: what is told counts from the next link on."""
-        self.others_meetings.pop(teller_id, None)
+        self.others_partners.pop(teller_id, None)
 
     def count_skipped(self, reason: SkipReason) -> None:
         self.skipped[reason] += 1

@@ -39,7 +39,7 @@ B = TypeVar("B", bound=Message)
 C = TypeVar("C", bound=Message)
 Payload = bytes | bytearray | memoryview
 Place = Callable[[Any, int], memoryview]
-"""Where the payload of this message, so many bytes, goes. May raise RemoteProtocolError."""
+"""Memory for the payload of a message, of this many bytes. May raise RemoteProtocolError."""
 
 
 class StreamStalled(StreamLost):

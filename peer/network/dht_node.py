@@ -60,18 +60,18 @@ from protocol.wire.directory_messages import (
 from .table_messages import (
     CALL_TIMEOUT_S,
     TO_TABLE,
-    Answer,
     AskNode,
     Enter,
     Get,
+    NodeAnswer,
+    NodeQuestion,
+    NodeReply,
     NodeRequest,
-    Question,
     Records,
     Response,
     Serve,
     Store,
     TableRequest,
-    Told,
     Up,
 )
 
@@ -107,7 +107,7 @@ def node_id_of(peer_id: str) -> Any:
 
 
 # --- the daemon -----------------------------------------------------------------------------------
-class DaemonLine:
+class DaemonConnection:
     """The table's end of the socket pair.
 
     A thread reads it, so that the end of the daemon ends this process, also where the loop hangs.
@@ -118,9 +118,9 @@ class DaemonLine:
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(True)
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[Told]] = {}
+        self._asked: dict[int, asyncio.Future[NodeAnswer]] = {}
 
-    async def ask(self, peer_id: str, question: Question) -> Told:
+    async def ask(self, peer_id: str, question: NodeQuestion) -> NodeAnswer:
         number = next(self._numbers)
         self._asked[number] = asyncio.get_running_loop().create_future()
         try:
@@ -132,7 +132,9 @@ class DaemonLine:
     def answered(self, response: Response) -> None:
         future = self._asked.get(response.number)
         if future is not None and not future.done():
-            future.set_result(response.body if isinstance(response.body, Told) else Told(None))
+            future.set_result(
+                response.body if isinstance(response.body, NodeAnswer) else NodeAnswer(None)
+            )
 
     def send(self, message: Struct) -> None:
         self._socket.sendall(encode(message))
@@ -192,7 +194,7 @@ class TableProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind has no types
     """hivemind's calls to other nodes, put by the daemon. Theirs come by `Serve`."""
 
     serializer = _AsItIs
-    p2p: DaemonLine
+    p2p: DaemonConnection
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -231,7 +233,7 @@ class TableProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind has no types
             kept.append(answer.kept)
         return kept
 
-    async def _ask(self, peer_id: str, question: Question) -> Answer | None:
+    async def _ask(self, peer_id: str, question: NodeQuestion) -> NodeReply | None:
         async with self.rpc_semaphore:
             told = await self.p2p.ask(peer_id, question)
         if told.answer is None:
@@ -292,8 +294,8 @@ def _spawn(work: Coroutine[Any, Any, Any]) -> None:
 
 # --- the node -------------------------------------------------------------------------------------
 class DhtNode:
-    def __init__(self, line: DaemonLine, node: Any) -> None:
-        self._line = line
+    def __init__(self, daemon: DaemonConnection, node: Any) -> None:
+        self._daemon = daemon
         self._node = node
         self._protocol: TableProtocol = node.protocol
         self._records = RecordTable()
@@ -302,10 +304,10 @@ class DhtNode:
         node.blacklist = _Resting()
 
     @classmethod
-    async def open(cls, line: DaemonLine) -> "DhtNode":
+    async def open(cls, daemon: DaemonConnection) -> "DhtNode":
         node = await DHTNode.create(
-            p2p=line,
-            node_id=node_id_of(line.peer_id),
+            p2p=daemon,
+            node_id=node_id_of(daemon.peer_id),
             bucket_size=NEAREST_NODES,
             num_replicas=REPLICAS,
             parallel_rpc=32,
@@ -315,19 +317,19 @@ class DhtNode:
             cache_refresh_before_expiry=0,
             reuse_get_requests=False,
         )
-        return cls(line, node)
+        return cls(daemon, node)
 
     async def run(self) -> None:
         arrived: asyncio.Queue[TableRequest | Response] = asyncio.Queue()
-        self._line.read_from_a_thread(arrived)
-        self._line.send(Up())
+        self._daemon.read_from_a_thread(arrived)
+        self._daemon.send(Up())
         while True:
             match await arrived.get():
                 case TableRequest() as request:
                     _clock.ahead_s = request.ahead_s
                     _spawn(self._respond(request))
                 case response:
-                    self._line.answered(response)
+                    self._daemon.answered(response)
 
     async def _respond(self, request: TableRequest) -> None:
         try:
@@ -337,13 +339,13 @@ class DhtNode:
             response = Response(request.number, failure="timeout")
         except Exception:  # noqa: BLE001 - hivemind raises what it likes; the daemon counts it
             response = Response(request.number, failure="error")
-        self._line.send(response)
+        self._daemon.send(response)
 
-    async def _done(self, body: Store | Get | Enter | Serve) -> Told | Records | None:
+    async def _done(self, body: Store | Get | Enter | Serve) -> NodeAnswer | Records | None:
         match body:
             case Store(key, value, expires_s):
                 await self._stay_in()
-                await self._node.store(key, value, expires_s, subkey=self._line.peer_id)
+                await self._node.store(key, value, expires_s, subkey=self._daemon.peer_id)
                 return None
             case Get(key):
                 await self._stay_in()
@@ -354,7 +356,7 @@ class DhtNode:
                 return None
             case Serve(peer_id, address, question):
                 self._protocol.met(peer_id, address)
-                return Told(self._answer(peer_id, address, question))
+                return NodeAnswer(self._answer(peer_id, address, question))
 
     async def _enter(self) -> None:
         await asyncio.gather(*map(self._protocol.call_ping, self._entry_peers))
@@ -382,7 +384,7 @@ class DhtNode:
                 del self._protocol.gathered[place]
         return gathered
 
-    def _answer(self, peer_id: str, address: str, question: Question) -> Answer:
+    def _answer(self, peer_id: str, address: str, question: NodeQuestion) -> NodeReply:
         if isinstance(question, KeepRecord):
             place, value = question.place, question.value
             return RecordKept(self._records.keep(_clock(), place, peer_id, value, address))
@@ -400,6 +402,6 @@ def run_table(fd: int, peer_id: str) -> None:
     """Be a node until the daemon ends."""
 
     async def live() -> None:
-        await (await DhtNode.open(DaemonLine(fd, peer_id))).run()
+        await (await DhtNode.open(DaemonConnection(fd, peer_id))).run()
 
     asyncio.run(live())

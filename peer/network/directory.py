@@ -49,17 +49,17 @@ from .libp2p import RESTARTS, Libp2pNetwork
 from .table_messages import (
     CALL_TIMEOUT_S,
     FROM_TABLE,
-    Answer,
     AskNode,
     Enter,
     Get,
+    NodeAnswer,
+    NodeReply,
     NodeRequest,
     Records,
     Response,
     Serve,
     Store,
     TableRequest,
-    Told,
     Up,
 )
 
@@ -178,7 +178,7 @@ class HivemindDirectory:
         self._entry_peers = dict.fromkeys([*kept, *peer_ids][-MAX_LINKS:])
         await self._call(Enter(tuple(self._entry_peers)))
 
-    async def _call(self, body: Store | Get | Enter) -> Told | Records | None:
+    async def _call(self, body: Store | Get | Enter) -> NodeAnswer | Records | None:
         response = await self._request(body)
         failure = "down" if response is None else response.failure
         if failure:
@@ -205,18 +205,18 @@ class HivemindDirectory:
         with trio.move_on_after(ASK_TIMEOUT_S):  # nobody waits longer, and places are few
             response = await self._request(Serve(peer_id, stream.remote_address, question))
         told = None if response is None else response.body
-        if isinstance(told, Told) and told.answer is not None:
+        if isinstance(told, NodeAnswer) and told.answer is not None:
             await talk.send(self._with_addresses(told.answer))
 
     async def _ask(self, life: _Life, asking: NodeRequest) -> None:
-        told = Told(None)
+        told = NodeAnswer(None)
         with trio.move_on_after(ASK_TIMEOUT_S):
             told = await self._told(asking.body)
         life.respond(Response(asking.number, told))
 
-    async def _told(self, ask: AskNode) -> Told:
+    async def _told(self, ask: AskNode) -> NodeAnswer:
         if not self._network.would_serve(ask.peer_id):
-            return Told(None)
+            return NodeAnswer(None)
         expected = RecordsFound if isinstance(ask.question, FindRecords) else RecordKept
         try:
             stream = await self._network.open_stream(ask.peer_id, DIRECTORY)
@@ -224,17 +224,17 @@ class HivemindDirectory:
                 await talk.send(ask.question)
                 answer: Any = (await talk.receive(expected))[0]
         except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
-            return Told(None)
-        return Told(self._without_addresses(answer), stream.remote_address)
+            return NodeAnswer(None)
+        return NodeAnswer(self._without_addresses(answer), stream.remote_address)
 
-    def _with_addresses(self, answer: Answer) -> Answer:
+    def _with_addresses(self, answer: NodeReply) -> NodeReply:
         if isinstance(answer, RecordKept):
             return answer
         known = self._network.known_addresses
         nearest = (NearNode(node.peer_id, known(node.peer_id)) for node in answer.nearest)
         return replace(answer, nearest=tuple(nearest))
 
-    def _without_addresses(self, answer: Answer) -> Answer:
+    def _without_addresses(self, answer: NodeReply) -> NodeReply:
         """Note the addresses of nodes that we know none of."""
         if isinstance(answer, RecordKept):
             return answer

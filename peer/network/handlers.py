@@ -146,7 +146,7 @@ class PeerStream(ABC):
         self._network.carried.received_bytes[self._protocol] += num_bytes
 
     def _note_closed(self) -> bool:
-        """Whether it was open until now."""
+        """Note that the stream is closed; whether it was open until now."""
         was_open, self._closed = not self._closed, True
         if was_open:
             del self._network.streams[self]
@@ -237,7 +237,7 @@ class BaseNetwork:
         self._announced = tuple(addresses)
 
     def note_addresses(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
-        """Nothing, where peers are not dialled by addresses."""
+        """Do nothing, where peers are not dialled by addresses."""
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         """Serve a protocol. Raises LocalProtocolError: it is served already."""
@@ -251,7 +251,7 @@ class BaseNetwork:
 
     def would_serve(self, peer_id: PeerId) -> bool:
         """Whether the judge, where there is one, has nothing against a peer."""
-        return self._judge is None or self._judge.judge(peer_id) is None
+        return self._judge is None or self._judge.refusal_of(peer_id) is None
 
     def has_room(self, protocol: str, peer_id: PeerId, address: Address) -> bool:
         """Whether to take in a stream of this peer, from there; one beyond a bound is counted."""
@@ -291,7 +291,7 @@ class BaseNetwork:
             return
         if wait_s := self._paces.begin(trio.current_time(), peer_id, stream.remote_address):
             await trio.sleep(wait_s)
-        decide = judge.judge_conduct if protocol == HELLO else judge.judge
+        decide = judge.conduct_refusal_of if protocol == HELLO else judge.refusal_of
         refusal = decide(peer_id)
         if refusal is not None:
             await Conversation(stream).refuse(refusal.reason, refusal.sentence)

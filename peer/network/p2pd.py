@@ -192,7 +192,7 @@ class P2pdProcess:
 
     @property
     def memory_bytes(self) -> int:
-        """Its resident memory; 0 once it is gone."""
+        """Resident memory of the process; 0 once it is gone."""
         try:
             size: int = psutil.Process(self.pid).memory_info().rss
         except psutil.Error:
@@ -306,7 +306,7 @@ def socket_paths(identity_path: Path, runtime_dir: Path) -> tuple[Path, Path]:
 async def wait_until_unused(control_path: Path) -> None:
     """Wait until no p2pd answers at the control socket. Raises P2pdFailed: one stays.
 
-    A p2pd whose daemon was killed goes by itself; one that stays belongs to a daemon that lives.
+    A p2pd whose daemon was killed ends by itself; one that stays belongs to a daemon that lives.
     """
     with trio.move_on_after(OLD_P2PD_EXIT_S):
         while True:
@@ -358,7 +358,7 @@ class RequestType(IntEnum):
 
 
 class PeerAddresses(NamedTuple):
-    """All binary."""
+    """A peer and its addresses, all binary."""
 
     peer: bytes
     addresses: tuple[bytes, ...]

@@ -100,7 +100,7 @@ class Bucket:
 
     @property
     def load(self) -> float:
-        """Share of the rate that was charged of late; 0 where there is none to keep."""
+        """Share of the rate that was charged recently; 0 where there is no rate to keep."""
         return self._load * math.exp((self._charged_s - trio.current_time()) / LOAD_S)
 
     async def wait_clear(self) -> None:
@@ -262,7 +262,7 @@ class Pacing:
 
     @property
     def loads(self) -> tuple[float, float]:
-        """Shares of the limits that the line has carried of late, up and down."""
+        """Shares of the limits that the line has carried recently, up and down."""
         return self._up.load, self._down.load
 
     # --- what links say to each other -------------------------------------------------------------

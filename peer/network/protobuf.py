@@ -86,7 +86,7 @@ def _decode_value(data: bytes, offset: int, wire_type: int) -> tuple[int | bytes
 
 
 async def receive_exactly(connection: trio.SocketStream, num_bytes: int) -> bytes:
-    """So many bytes; raises ValueError: the other side has closed the connection."""
+    """Receive this many bytes. Raises ValueError: the other side has closed the connection."""
     data = bytearray()
     while len(data) < num_bytes:
         piece = await connection.receive_some(num_bytes - len(data))

@@ -36,7 +36,7 @@ def take_modules_alone() -> None:
 
 def main() -> None:
     # Ctrl+C goes to the whole terminal, a service manager's SIGTERM to all processes: the daemon
-    # ends us when it needs the directory no more.
+    # ends us when it no longer needs the directory.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     take_modules_alone()

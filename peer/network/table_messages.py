@@ -20,8 +20,8 @@ from protocol.wire.directory_messages import FindRecords, KeepRecord, RecordKept
 CALL_TIMEOUT_S: Final = 8.0
 """A request of the daemon is given up by the table after this; a search ends after half of it."""
 
-Question = FindRecords | KeepRecord
-Answer = RecordsFound | RecordKept
+NodeQuestion = FindRecords | KeepRecord
+NodeReply = RecordsFound | RecordKept
 
 
 class TableMessage(Struct, frozen=True, tag=True, tag_field="kind"): ...
@@ -48,24 +48,24 @@ class Enter(TableMessage, frozen=True):
 
 
 class Serve(TableMessage, frozen=True):
-    """Another peer asks this; answered by `Told`. It came from that address."""
+    """Another peer asks this; answered by `NodeAnswer`. It came from that address."""
 
     peer_id: str
     address: str
-    question: Question
+    question: NodeQuestion
 
 
 class AskNode(TableMessage, frozen=True):
-    """Put a question to a peer; answered by `Told`."""
+    """Put a question to a peer; answered by `NodeAnswer`."""
 
     peer_id: str
-    question: Question
+    question: NodeQuestion
 
 
-class Told(TableMessage, frozen=True):
+class NodeAnswer(TableMessage, frozen=True):
     """An answer, and the address of a peer that gave it; None where it did not."""
 
-    answer: Answer | None
+    answer: NodeReply | None
     address: str = ""
 
 
@@ -96,7 +96,7 @@ class Response(TableMessage, frozen=True):
     """The outcome of the request with this number; the failure is a name, for people."""
 
     number: int
-    body: Told | Records | None = None
+    body: NodeAnswer | Records | None = None
     failure: Literal["", "timeout", "error"] = ""
 
 

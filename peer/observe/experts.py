@@ -22,7 +22,7 @@ from protocol.run.layout import part_of_expert
 from protocol.run.needs import training_flops
 from protocol.run.run_spec import RunSpec
 
-Told = tuple[int, Mapping[int, float]]
+StepAndLosses = tuple[int, Mapping[int, float]]
 """Nominal step of a peer, and the losses of its expert by domain."""
 
 
@@ -30,9 +30,9 @@ class ExpertBoard:
     def __init__(self) -> None:
         self._curves = dict[str, LossCurve]()
 
-    def look(self, facts: Facts, alive: Sequence[Member]) -> dict[str, Any] | None:
+    def matrix(self, facts: Facts, alive: Sequence[Member]) -> dict[str, Any] | None:
         """The losses that are known now (docs/experts.md); None where the run has no experts."""
-        run, amended = facts.several, facts.spec
+        run, amended = facts.expert_run, facts.spec
         if run is None or amended is None:
             return None
         names = tuple(expert.name for expert in run.experts)
@@ -51,20 +51,22 @@ class ExpertBoard:
             "advice": advice and [advice.source, advice.target],
         }
 
-    def _told(self, facts: Facts, alive: Sequence[Member], number: int) -> list[Told]:
+    def _told(self, facts: Facts, alive: Sequence[Member], number: int) -> list[StepAndLosses]:
         group = Group(facts.run_id or "", part_of_expert(number)).digest
         others = [member.progress for member in alive if member.progress.group == group]
         told = [(each.step, each.losses) for each in others]
         own = [(facts.step, facts.losses_of_domains)] if facts.group == group else []
         return [*own, *told]
 
-    def _note(self, spec: RunSpec, name: str, told: Sequence[Told], loss: float | None) -> None:
+    def _note(
+        self, spec: RunSpec, name: str, told: Sequence[StepAndLosses], loss: float | None
+    ) -> None:
         share = min(1.0, median_low([step for step, _ in told]) / spec.training.total_steps)
         self._curves.setdefault(name, LossCurve()).note(share, training_flops(spec), loss)
 
 
 def matrix_lines(experts: Mapping[str, Any]) -> list[str]:
-    """The table for people, of what `look` tells."""
+    """The table for people, of what `matrix` gives."""
     names = experts["names"]
     rows = zip((*names, ENSEMBLE), (*experts["losses"], experts["together"]), strict=True)
     lines = list(lines_of_table(names, list(rows), experts["gains"]))

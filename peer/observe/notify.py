@@ -46,7 +46,7 @@ class Notifications:
         new = [problem for name, problem in self._now.items() if name in settled]
         return new, [problem for name, problem in self._told.items() if name in settled]
 
-    def told(self, new: Sequence[PeerProblem], over: Sequence[PeerProblem]) -> None:
+    def mark_told(self, new: Sequence[PeerProblem], over: Sequence[PeerProblem]) -> None:
         self._told |= {problem.name: problem for problem in new}
         for problem in over:
             del self._told[problem.name]
@@ -110,7 +110,7 @@ async def tell_problems(
                 await trio.to_thread.run_sync(
                     _post, request, abandon_on_cancel=True, limiter=one_thread
                 )
-                notices.told(new, over)
+                notices.mark_told(new, over)
         except Exception as error:  # noqa: BLE001 - a message that fails must not end the peer
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
             failed(_why(error))

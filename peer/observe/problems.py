@@ -2,7 +2,7 @@
 
 A condition is a function of what the peer knows already: a sentence with the figures, or nothing.
 Its name is that of a section in docs/troubleshooting.md, and a label of the metric `loco_problem`.
-What comes and goes in a healthy swarm is none: conditions ask for several rounds, or a minute.
+What comes and goes in a healthy swarm is no problem: conditions want several rounds, or a minute.
 """
 
 import itertools
@@ -43,7 +43,7 @@ class PeerProblem:
     """One thing that is wrong now.
 
     Attributes:
-        name: stable; metrics and alerts go by it.
+        name: stable; metrics and alerts use it.
         words: one sentence, with the figures.
         help: page and section of the documentation.
     """
@@ -62,7 +62,7 @@ class Observed(NamedTuple):
 
     Attributes:
         alive: the other peers of the run.
-        loads: shares of the limits that the line has carried of late, up and down.
+        loads: shares of the limits that the line has carried recently, up and down.
     """
 
     facts: Facts
@@ -97,24 +97,26 @@ def _alone(seen: Observed) -> str:
 
 
 def _bootstrap_failing(seen: Observed) -> str:
-    return "" if seen.alive else _named("nobody was reached at {}", seen.facts.company.failing)
+    return "" if seen.alive else _named("nobody was reached at {}", seen.facts.unlinked.failing)
 
 
 def _split(seen: Observed) -> str:
-    apart = seen.facts.company.apart
-    lasting = {p: why for p, (since_s, why) in apart.items() if seen.now_s - since_s >= APART_S}
+    unreached = seen.facts.unlinked.unreached
+    long_ago = {
+        p: why for p, (since_s, why) in unreached.items() if seen.now_s - since_s >= APART_S
+    }
     what = "no link with {}, which most of the peers that are linked know as alive"
-    return _named(what, {short_id(peer_id): why for peer_id, why in lasting.items()})
+    return _named(what, {short_id(peer_id): why for peer_id, why in long_ago.items()})
 
 
 def _refused(seen: Observed) -> str:
-    refusing = seen.facts.company.refusing
+    refusing = seen.facts.unlinked.refusing
     whys = {short_id(peer_id): why for peer_id, why in refusing.items()}
     return _named("this peer is refused by {}", whys)
 
 
 def _peer_refused(seen: Observed) -> str:
-    last = seen.facts.company.turned_away
+    last = seen.facts.unlinked.turned_away
     if last is None or seen.now_s - last[0] > TURNED_AWAY_S:
         return ""
     return f"{short_id(last[1])} was not taken in {seen.now_s - last[0]:.0f} s ago: {last[2]}"

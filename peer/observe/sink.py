@@ -26,7 +26,7 @@ from peer.runtime.files import replace_file
 HANG_S: Final = 120.0
 """How long a library may take over one thing. That of wandb waits for its server for 90 s."""
 LONGEST_S: Final = int(2 * HANG_S)
-"""The same where nobody ends this process."""
+"""How long it may take where nobody ends this process."""
 FOR_WANDB: Final = {
     "WANDB_CONSOLE": "off",
     "WANDB_HOST": "",
@@ -69,7 +69,7 @@ class Point(SinkMessage, frozen=True):
 
 
 class Done(SinkMessage, frozen=True):
-    """It was taken, or, with a reason, it was not, and this process takes no more."""
+    """The last thing was taken; with a reason, it was not, and this process takes no more."""
 
     failure: str = ""
 
@@ -155,7 +155,7 @@ LIBRARIES: Final[Mapping[str, Callable[[Curve], Library]]] = {
 
 
 class Sink:
-    """A curve in a library, opened; a step that it was given is given to it no more."""
+    """A curve in a library, opened; a step is given to it once."""
 
     def __init__(self, curve: Curve) -> None:
         self._given = Path(curve.folder, f"{curve.sink}.step")
@@ -178,7 +178,7 @@ class Sink:
 def serve(line: socket.socket) -> None:
     """Give a library what the daemon says, until that ends or the library fails.
 
-    The system ends a process that hangs, even where there is no daemon any more.
+    The system ends a process that hangs, even where the daemon is gone.
     """
     frames, sink = FrameDecoder(TO_SINK), None
     while data := line.recv(READ_BYTES):

@@ -186,7 +186,7 @@ class Status:
         part: of the model that this peer holds, `model`, `stage/N` or `expert/N`.
         expert: the name of that one.
         experts: all of the run.
-        matrix: `ExpertBoard.look`.
+        matrix: `ExpertBoard.matrix`.
         microbatches: what has happened to them here, where the part is a stage.
         pipeline: `PipelineFacts.to_json`, there.
         amendments: `amendments_json`.

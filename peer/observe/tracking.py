@@ -146,7 +146,7 @@ class Tracking:
         self._last_step = -1
 
     async def run(self) -> None:
-        """Until `stop`, or cancelled."""
+        """Send points until `stop`, or until cancelled."""
         pause_s, has_failed = POINT_EVERY_S, False
         while not self._stop.is_set():
             try:
@@ -160,7 +160,7 @@ class Tracking:
                 has_failed = True
 
     async def _tell(self) -> None:
-        """All points, from now until `stop`."""
+        """Send all points from now until `stop`, through one child."""
         child = await _SinkProcess.run(PROGRAM, environment=_environment())
         try:
             await child.tell(self._curve())
@@ -178,7 +178,7 @@ class Tracking:
             await child.finish()
 
     async def _gather(self, seconds: float) -> None:
-        """Note points for so long, and until there is one."""
+        """Note points for this long, and until there is one."""
         end_s = trio.current_time() + seconds
         while not self._stop.is_set() and (trio.current_time() < end_s or not self._waiting):
             with trio.move_on_after(POINT_EVERY_S):
@@ -190,5 +190,5 @@ class Tracking:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without what is meant for the daemon, secrets among it."""
+    """Our environment without what is meant for the daemon, secrets among it."""
     return {name: value for name, value in os.environ.items() if not name.startswith("LOCO_")}

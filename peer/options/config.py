@@ -103,7 +103,7 @@ class Option:
         return list[str] | None if self.default == () else str | None
 
     @property
-    def told(self) -> str:
+    def help_with_default(self) -> str:
         if self.default in (None, (), False):
             return self.help
         default = f"{self.default:g}" if isinstance(self.default, float) else self.default
@@ -327,9 +327,9 @@ class PeerConfig:
     origins: Mapping[str, Origin]
 
     def describe(self) -> list[str]:
-        return [self.told(name) for name in OPTIONS]
+        return [self.given(name) for name in OPTIONS]
 
-    def told(self, name: str) -> str:
+    def given(self, name: str) -> str:
         """An option, its value and which place won: `threads = 2 (environment)`."""
         match getattr(self, OPTIONS[name].attribute):
             case None | ():
@@ -478,7 +478,7 @@ def read_text(path: Path, most_bytes: int) -> str:
 REMOVED: Final = {
     "quic": "QUIC was removed, because strangers could make it take all memory. Delete it",
 }
-"""Options that are no more."""
+"""Options that were removed."""
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
@@ -494,19 +494,19 @@ def check_options(config: PeerConfig, spec: "RunSpec") -> None:
     if config.expert is not None:
         spec.expert_named(config.expert)
     check_stages(spec)
-    check_overlap_steps(config.overlap_steps, config.told("overlap-steps"), spec)
+    check_overlap_steps(config.overlap_steps, config.given("overlap-steps"), spec)
     stages = spec.pipeline.stages
     if config.gpus is not None:
-        check_gpus(config.gpus, config.told("gpus"), spec, split_context=config.split_context)
+        check_gpus(config.gpus, config.given("gpus"), spec, split_context=config.split_context)
     if config.split_context:
-        check_split_context(config.gpus, config.told("split-context"), spec)
+        check_split_context(config.gpus, config.given("split-context"), spec)
     if config.shard_weights:
         check_shards(config, spec)
     if config.stage is not None and not (stages > 1 and config.stage < stages):
         why = "this run has no stages; leave it out"
         if stages > 1:
             why = f"must be from 0 to {stages - 1}, the run's stages; or leave it out"
-        raise ConfigError(f"{config.told('stage')}: {why}")
+        raise ConfigError(f"{config.given('stage')}: {why}")
 
 
 def refuse_experts(spec: "RunSpec", what: str) -> None:
@@ -550,24 +550,24 @@ def check_stages(spec: "RunSpec") -> None:
             )
 
 
-def check_gpus(gpus: str, told: str, spec: "RunSpec", *, split_context: bool) -> None:
-    """Refuse several GPUs for what one trains. Raises ConfigError, which begins with `told`."""
+def check_gpus(gpus: str, given: str, spec: "RunSpec", *, split_context: bool) -> None:
+    """Refuse several GPUs for what one trains. Raises ConfigError, which begins with `given`."""
     if spec.pipeline.stages > 1:
         raise ConfigError(
-            f"{told}: a stage of a pipeline is trained on one device; leave it out, and start a"
+            f"{given}: a stage of a pipeline is trained on one device; leave it out, and start a"
             " peer for each GPU, with --device cuda:N and a home of its own"
         )
     count, batch = ranks_of(gpus), min(each.training.batch_size for each in spec.models)
     if count is not None and count > batch and not split_context:
         raise ConfigError(
-            f"{told}: a step has {batch} sequences (training.batch_size), fewer than that;"
+            f"{given}: a step has {batch} sequences (training.batch_size), fewer than that;"
             f" give at most {batch}"
         )
 
 
-def check_split_context(gpus: str | None, told: str, spec: "RunSpec") -> None:
+def check_split_context(gpus: str | None, given: str, spec: "RunSpec") -> None:
     """Refuse what GPUs cannot divide, where it is known. Raises ConfigError, as `check_gpus`."""
-    count = _several(gpus, told)
+    count = _several(gpus, given)
     from protocol.run.families import config_of_sizes, division_fault  # `--help` needs neither
 
     for each in spec.models:
@@ -578,26 +578,26 @@ def check_split_context(gpus: str | None, told: str, spec: "RunSpec") -> None:
         else:
             continue  # of a checkpoint that the trainer reads
         if count and (why := division_fault(config, count)):
-            raise ConfigError(f"{told}: {why}")
+            raise ConfigError(f"{given}: {why}")
 
 
 def check_shards(config: PeerConfig, spec: "RunSpec") -> None:
     """Refuse parts of the weights for what needs all on each GPU. Raises ConfigError."""
     from protocol.run.needs import sharding_fault
 
-    told = config.told("shard-weights")
-    _several(config.gpus, told)
+    given = config.given("shard-weights")
+    _several(config.gpus, given)
     if config.split_context:
-        raise ConfigError(f"{told}: not together with {config.told('split-context')} so far")
+        raise ConfigError(f"{given}: not together with {config.given('split-context')} so far")
     for why in filter(None, map(sharding_fault, spec.models)):
-        raise ConfigError(f"{told}: {why}")
+        raise ConfigError(f"{given}: {why}")
 
 
-def _several(gpus: str | None, told: str) -> int | None:
+def _several(gpus: str | None, given: str) -> int | None:
     """How many devices that names, as `ranks_of`. Raises ConfigError: it is one, or none."""
     if gpus is None or (count := ranks_of(gpus)) == 1:
         raise ConfigError(
-            f"{told}: needs several GPUs of this machine; give --gpus all, or a number above 1"
+            f"{given}: needs several GPUs of this machine; give --gpus all, or a number above 1"
         )
     return count
 
@@ -609,20 +609,20 @@ def ranks_of(gpus: str) -> int | None:
     return int(gpus) if gpus.isdecimal() else len(gpus.split(","))
 
 
-def check_overlap_steps(overlap_steps: int | None, told: str, spec: "RunSpec") -> None:
+def check_overlap_steps(overlap_steps: int | None, given: str, spec: "RunSpec") -> None:
     """Refuse a tau where fragments have none, and one that reaches the next send.
 
-    Raises ConfigError, which begins with `told`: how it was given.
+    Raises ConfigError, which begins with `given`: how it was given.
     """
     if overlap_steps is None:
         return
     if spec.sync.diloco is None:
         raise ConfigError(
-            f"{told}: this run waits for no fragments (sync.method = '{spec.sync.method}');"
+            f"{given}: this run waits for no fragments (sync.method = '{spec.sync.method}');"
             " leave it out"
         )
     if overlap_steps >= spec.sync.round_steps:
         raise ConfigError(
-            f"{told}: must be below the run's inner_steps ({spec.sync.round_steps});"
+            f"{given}: must be below the run's inner_steps ({spec.sync.round_steps});"
             " lower it, or leave it out"
         )

@@ -109,7 +109,7 @@ def _shards(config: PeerConfig, spec: RunSpec, free: FreeRoom, gpu: int) -> bool
 
 
 def _gpu_memory(config: PeerConfig, spec: RunSpec, needs: Needs, free: FreeRoom) -> int:
-    """At the least, of each; where each has all weights, as of one alone."""
+    """The least memory of each GPU; where each has all weights, that of one alone."""
     if not _shards(config, spec, free, 0):
         return needs.gpu_memory
     return CUDA_CONTEXT_BYTES + card_memory(spec, free.gpus, sharded=True)

@@ -51,7 +51,7 @@ class Mapped:
 def mapped_by_provider(
     environment: Mapping[str, str], port: int, *, may_move: bool
 ) -> Mapped | None:
-    """None where no provider says how others reach us.
+    """How others reach us, by the machine's provider; None where none says so.
 
     Args:
         port: that we would listen on.

@@ -25,7 +25,7 @@ from peer.process.rejoin import JoinAgain, can_be_joined
 from peer.training import messages
 from peer.training.ports import StartTrainer, Trainer, TrainerDied
 from protocol.errors import LocoError, leaves
-from protocol.membership.view import Member, heeded, lasting
+from protocol.membership.view import Member, established, trusted
 from protocol.microbatch.trainer_messages import Begun, Filled, Freed, GradientAdded, Stepped
 from protocol.schedule.rounds import RoundPlan, is_lost, middle
 
@@ -58,8 +58,8 @@ class RoundLoop:
         self._validation, self._domains = validation, parts.domains
         self._start_trainer = partial(start_trainer, parts.slow_P)
         self._checkpoints, self._microbatches = parts.checkpoints, parts.microbatches
-        self._shares, self._events = parts.shares, parts.around.events
-        self._spec, self._facts, self._view = parts.amended, parts.around.facts, parts.held.view
+        self._shares, self._events = parts.shares, parts.services.events
+        self._spec, self._facts, self._view = parts.amended, parts.services.facts, parts.held.view
         self._quota = self._inner_steps = parts.spec.sync.round_steps
         self._closes_early = self._joins_again = self._leaves = False
         self._most_members = 0
@@ -67,7 +67,7 @@ class RoundLoop:
         self._line: TrainerLine | None = None
         self._micro_batch_cap: int | None = None
         self._failures_in_a_row = 0
-        self.pause = Pause(parts.around, parts.held.view, parts.shares.plan)
+        self.pause = Pause(parts.services, parts.held.view, parts.shares.plan)
         self.finished = False
 
     async def leave(self, trainer_until_s: float, until_s: float) -> None:
@@ -278,14 +278,14 @@ class RoundLoop:
         if now_s < self._facts.stays_until_s:
             too_far = [is_lost(own_step, [m.progress.step], self._inner_steps) for m in others]
             others = [m for m, far in zip(others, too_far, strict=True) if not far]
-        return lasting(others, now_s)
+        return established(others, now_s)
 
     def _check_lost(self, line: TrainerLine) -> None:
         """Join again when our weights are of another time than the swarm's, unless we leave."""
         if self._leaves:
             return
         others, own_step = self._pacemakers(), self._facts.step
-        steps = [m.progress.step for m in heeded(others, trio.current_time())]
+        steps = [m.progress.step for m in trusted(others, trio.current_time())]
         lost = is_lost(own_step, steps, self._inner_steps)
         if lost and can_be_joined(others) and not self._joins_again:
             self._joins_again = True
@@ -325,7 +325,7 @@ class RoundLoop:
             if self._joins_again:
                 return
             self._way.enter(self._pacemakers())
-        if not self._facts.over:
+        if not self._facts.run_over:
             plan = self._way.next_round(self._pacemakers()) or await self._way.next_final_round()
         if plan is None:
             await self._finish(line)
@@ -335,7 +335,7 @@ class RoundLoop:
     @property
     def _is_trained(self) -> bool:
         step = self._facts.nominal_step
-        return self._facts.over or step >= self._spec.total_steps_at(step)
+        return self._facts.run_over or step >= self._spec.total_steps_at(step)
 
     async def _open(self, line: TrainerLine, plan: RoundPlan) -> None:
         facts = self._facts
@@ -381,7 +381,7 @@ class RoundLoop:
         await self._validation.wait_idle()
         if self._validation.answers == before:
             return  # the trainer died over it; its next life comes here again
-        facts.over = True
+        facts.run_over = True
         await self._checkpoints.write(self._way)
         self.finished = True
         await line.trainer.send(messages.Stop())

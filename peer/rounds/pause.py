@@ -23,7 +23,7 @@ from protocol.run.layout import stage_of_part
 from protocol.schedule.data_plan import DataPlan
 from protocol.schedule.rounds import middle
 
-from .surroundings import Surroundings
+from .services import Services
 
 
 class PauseRefused(LocoError):
@@ -31,8 +31,8 @@ class PauseRefused(LocoError):
 
 
 class Pause:
-    def __init__(self, around: Surroundings, view: View, plan: DataPlan) -> None:
-        self._facts, self._events = around.facts, around.events
+    def __init__(self, services: Services, view: View, plan: DataPlan) -> None:
+        self._facts, self._events = services.facts, services.events
         self._view, self._plan = view, plan
         self._resumed = trio.Event()
         self._resumed.set()

@@ -46,16 +46,16 @@ class DataShares:
         self._members: dict[str, MemberPosition] = {}
 
     def now(
-        self, training: Sequence[Member], heeded: Sequence[Member] = ()
+        self, training: Sequence[Member], trusted: Sequence[Member] = ()
     ) -> tuple[tuple[str, int], ...]:
         """Members and weights for the round that begins now; a change since the last is counted.
 
         Args:
             training: the others that train.
-            heeded: those of them whose speeds say what is usual; all where there are none.
+            trusted: those of them whose speeds say what is usual; all where there are none.
         """
         facts = self._facts
-        speeds = [*(m.progress.steps_per_s for m in heeded or training), facts.steps_per_s]
+        speeds = [*(m.progress.steps_per_s for m in trusted or training), facts.steps_per_s]
 
         def position(peer_id: str, at: Facts | Progress) -> MemberPosition:
             weight = whole_steps(MEMBER_WEIGHT, at.steps_per_s, speeds)

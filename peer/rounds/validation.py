@@ -17,7 +17,7 @@ from peer.observe.event_names import EventName
 from peer.training.messages import Evaluate, Evaluated
 
 from .domains import HeldOutBlocks, MeasuredDomains, ToldLogProbs, told_by
-from .surroundings import Surroundings
+from .services import Services
 from .way import TrainerLine
 
 MAX_VALIDATION_SHARE: Final = 0.1
@@ -48,10 +48,10 @@ class Validation:
     """
 
     def __init__(
-        self, every_rounds: int, around: Surroundings, domains: MeasuredDomains | None = None
+        self, every_rounds: int, services: Services, domains: MeasuredDomains | None = None
     ) -> None:
         self._every_rounds = every_rounds
-        self._facts, self._events = around.facts, around.events
+        self._facts, self._events = services.facts, services.events
         self._domains = domains
         self._asked: deque[_Asked] = deque()
         self._idle = trio.Event()

@@ -30,8 +30,8 @@ from protocol.run.run_spec import RunSpec
 from protocol.schedule.rounds import RoundPlan
 
 from .domains import MeasuredDomains
+from .services import Services
 from .shares import DataShares
-from .surroundings import Surroundings
 
 
 class TrainerLine:
@@ -165,7 +165,7 @@ class AveragingParts:
         domains: None without experts.
     """
 
-    around: Surroundings
+    services: Services
     amended: AmendedSpec
     held: HeldPart
     slow_P: Float32Vector

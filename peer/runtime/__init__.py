@@ -82,14 +82,14 @@ class NetworkStatistics:
 class Judge(Protocol):
     """Decides which peers are served; implemented by `peer.daemon.admission.Reputation`."""
 
-    def judge(self, peer_id: PeerId) -> "Refusal | None":
+    def refusal_of(self, peer_id: PeerId) -> "Refusal | None":
         """Why a peer is not served."""
 
-    def judge_conduct(self, peer_id: PeerId) -> "Refusal | None":
+    def conduct_refusal_of(self, peer_id: PeerId) -> "Refusal | None":
         """Why a peer is not even greeted."""
 
     def wait_s(self, peer_id: PeerId) -> float:
-        """For how long a stream of this peer waits before it is served."""
+        """How long a stream of this peer waits before it is served."""
 
     def blame(self, peer_id: PeerId, fault: "Fault") -> None: ...
 
@@ -104,7 +104,7 @@ class Network(Protocol):
         """Full multiaddrs with /p2p/, those worth telling others first."""
 
     def announce(self, addresses: Sequence[Address]) -> None:
-        """In place of those announced before, beside our own."""
+        """Announce these beside our own addresses, in place of those announced before."""
 
     async def probe(self, address: Address) -> PeerId:
         """The peer that answers at an address, asked over a connection of its own.

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def large_imports() -> Iterator[None]:
-    """Collect no garbage in this block, and look through what was there at its end no more."""
+    """Collect no garbage in this block; what is there at its end is never looked through again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

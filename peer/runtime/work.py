@@ -60,4 +60,4 @@ class SimulatedWork:
         return result
 
     def check_cancelled(self) -> None:
-        """Nothing is cancelled while a function is under way: it takes no time."""
+        """Do nothing: a function takes no time here, so nothing is cancelled meanwhile."""

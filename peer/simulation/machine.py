@@ -18,7 +18,7 @@ import trio
 from peer.content.fetching import BlobSource
 from peer.daemon.beginning import Beginning, Fresh
 from peer.daemon.expert_beginning import FreshOrFetched
-from peer.daemon.fetched import Fetched
+from peer.daemon.fetched import FromPeers
 from peer.daemon.provision import ChoosePart, Supplies, with_frozen_experts
 from peer.facts import PartShape
 from peer.network.pacing import NO_LIMITS, BandwidthLimits
@@ -165,7 +165,7 @@ class SimulatedProvision:
                 _fresh(spec), seeded=seeded(number), then=trio.lowlevel.checkpoint
             )
             return self._supplies_of_expert(spec, number, corpus, first)
-        beginning = _fresh(spec) if self._machine.begins_group else Fetched()
+        beginning = _fresh(spec) if self._machine.begins_group else FromPeers()
 
         async def remake() -> Beginning:
             await trio.lowlevel.checkpoint()

@@ -32,9 +32,9 @@ from peer.daemon.entry import Entry, expert_to_go_on_with, found, join
 from peer.daemon.links import SILENCE_S, Links
 from peer.daemon.parts import PeerParts, PeerSettings
 from peer.daemon.peer import Peer
-from peer.daemon.ports import Keys
 from peer.daemon.report import Report
 from peer.daemon.returning import come_back
+from peer.daemon.services import Keys
 from peer.facts import Facts, PeerState, RoundTiming
 from peer.network.identity import SEED_BYTES, Identity
 from peer.network.pacing import Pacing

@@ -19,7 +19,7 @@ import trio
 
 from peer.facts import Facts
 from peer.network.conversation import Conversation
-from peer.rounds.surroundings import Surroundings
+from peer.rounds.services import Services
 from peer.rounds.way import TrainerLine
 from peer.runtime import PeerId, Stream
 from peer.training.shared import RING_PER_SLOT
@@ -94,22 +94,22 @@ class StageExchange(ABC):
         amended: AmendedSpec,
         stage: int,
         peers: StagePeers,
-        around: Surroundings,
+        services: Services,
         plan: Planner,
         router: PlannedRouter | None = None,
     ) -> None:
-        self._facts, self._network = around.facts, around.network
+        self._facts, self._network = services.facts, services.network
         self._stage, self._peers = stage, peers
-        self._core, self._peer_id = core, around.network.peer_id
+        self._core, self._peer_id = core, services.network.peer_id
         self._facts.microbatches = self._core.counts
-        self._survey = Survey(amended.founding, stage, peers, around, router, plan)
+        self._survey = Survey(amended.founding, stage, peers, services, router, plan)
         self._stopwatch = Stopwatch(
             self._survey.measures, self._facts.pipeline, has_loss=stage == DATA_STAGE
         )
         self._boundary_sender = BoundarySender(
-            self._network, PATIENCE_S, self._stopwatch, around.pacing
+            self._network, PATIENCE_S, self._stopwatch, services.pacing
         )
-        self._boundary_receiver = BoundaryReceiver(around.work, PATIENCE_S)
+        self._boundary_receiver = BoundaryReceiver(services.work, PATIENCE_S)
         self._other_plans = OtherPlans(self._facts)
         self._lost_attempts: deque[tuple[Microbatch, int]] = deque(maxlen=MAX_REMEMBERED)
         self._being_sent: set[tuple[PeerId, Notice]] = set()

@@ -8,7 +8,7 @@ import trio
 from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
-from peer.rounds.surroundings import Surroundings
+from peer.rounds.services import Services
 from peer.training.shared import SLOTS, BoundaryRing
 from protocol.membership.view import TRAINING, Member
 from protocol.microbatch.checks import Check, Checks, Compare, Differing, Read
@@ -28,13 +28,13 @@ def exchange_of(
     amended: AmendedSpec,
     stage: int,
     peers: StagePeers,
-    around: Surroundings,
+    services: Services,
     plan: Planner = plan_of,
 ) -> StageExchange:
     """The exchange of a peer that holds this stage."""
     if stage == DATA_STAGE:
-        return DataPeerExchange(amended, peers, around, plan)
-    return RelayExchange(amended, stage, peers, around, plan)
+        return DataPeerExchange(amended, peers, services, plan)
+    return RelayExchange(amended, stage, peers, services, plan)
 
 
 # --- data peers -----------------------------------------------------------------------------------
@@ -77,16 +77,16 @@ class DataPeerExchange(StageExchange):
     _core: DataPeerCore
 
     def __init__(
-        self, amended: AmendedSpec, peers: StagePeers, around: Surroundings, plan: Planner
+        self, amended: AmendedSpec, peers: StagePeers, services: Services, plan: Planner
     ) -> None:
-        peer_id = around.network.peer_id
+        peer_id = services.network.peer_id
         router = router_of(amended.founding, peer_id, MIN_SLOTS)
-        checks = Checks(around.sign(CHECK_DRAWS).hex())
+        checks = Checks(services.sign(CHECK_DRAWS).hex())
         core = DataPeerCore(peer_id, router, PATIENCE_S, in_flight=SLOTS, checks=checks)
         planned = router if isinstance(router, PlannedRouter) else None
-        super().__init__(core, amended, DATA_STAGE, peers, around, plan, planned)
-        self._events, self._work = around.events, around.work
-        self._left_out = LeftOut(self._facts, around.events)
+        super().__init__(core, amended, DATA_STAGE, peers, services, plan, planned)
+        self._events, self._work = services.events, services.work
+        self._left_out = LeftOut(self._facts, services.events)
 
     def _look_around(self, now_s: float) -> None:
         others = self._peers.others()
@@ -134,11 +134,11 @@ class RelayExchange(StageExchange):
         amended: AmendedSpec,
         stage: int,
         peers: StagePeers,
-        around: Surroundings,
+        services: Services,
         plan: Planner,
     ) -> None:
-        super().__init__(RelayCore(SLOTS, PATIENCE_S), amended, stage, peers, around, plan)
-        self._heard, self._total_steps_at = around.heard, amended.total_steps_at
+        super().__init__(RelayCore(SLOTS, PATIENCE_S), amended, stage, peers, services, plan)
+        self._heard, self._total_steps_at = services.heard, amended.total_steps_at
 
     def step_of(self, step: float) -> float:
         """No further than the data peers are, and not to the end while one of them trains."""

@@ -16,7 +16,7 @@ from typing import Final
 import trio
 
 from peer.network.conversation import Conversation
-from peer.rounds.surroundings import Surroundings
+from peer.rounds.services import Services
 from peer.runtime import PeerId
 from peer.training.shared import SLOTS
 from protocol.errors import LocoError
@@ -52,13 +52,13 @@ class Survey:
         spec: RunSpec,
         stage: int,
         peers: StagePeers,
-        around: Surroundings,
+        services: Services,
         router: PlannedRouter | None,
         plan: Planner,
     ) -> None:
-        assert around.facts.run_id is not None, "a stage belongs to a run"
-        self._run_id = around.facts.run_id
-        self._around, self._facts = around, around.facts.pipeline
+        assert services.facts.run_id is not None, "a stage belongs to a run"
+        self._run_id = services.facts.run_id
+        self._services, self._facts = services, services.facts.pipeline
         self._stage, self._peers = stage, peers
         self._terms = terms_of(spec)
         self._router, self._plan = router, plan
@@ -93,22 +93,22 @@ class Survey:
             if member.rtt_s is not None:
                 self.measures.round_trip(member.peer_id, member.rtt_s)
         self._facts.links, self._facts.work = self.measures.links(), self.measures.work()
-        ours, incarnation = self._around.network.peer_id, self._around.facts.incarnation
+        ours, incarnation = self._services.network.peer_id, self._services.facts.incarnation
         vector = self.measures.vector(
             ours, incarnation, self._stage, self.slots, trio.current_time()
         )
         if vector is not None:
-            self._signed = encode_vector(vector, self._run_id, self._around.sign)
+            self._signed = encode_vector(vector, self._run_id, self._services.sign)
             self._proposals.take(vector, self._signed)
 
     async def _agree(self, router: PlannedRouter) -> None:
-        ours = self._around.network.peer_id
+        ours = self._services.network.peer_id
         training = [m.peer_id for m in self._peers.data_peers() if m.progress.state == TRAINING]
         proposer = min([ours, *training])
         snapshot = await (self._proposed() if proposer == ours else self._fetched(proposer))
         if snapshot is not None:
             self._snapshot = snapshot
-            self._adopt(router, await self._around.work.run(self._planned, snapshot))
+            self._adopt(router, await self._services.work.run(self._planned, snapshot))
 
     def _planned(self, snapshot: LinkSnapshot) -> tuple[PlannedPaths | None, PlannedPaths | None]:
         """The plan, and that of iterations that skip nothing; runs in a thread."""
@@ -124,7 +124,7 @@ class Survey:
         facts.snapshot = None if plan is None else plan.snapshot
         facts.plan = None if plan is None else plan.digest
         facts.planned_s = None if plan is None else plan.iteration_s
-        own = () if plan is None else plan.paths.get(self._around.network.peer_id, ())
+        own = () if plan is None else plan.paths.get(self._services.network.peer_id, ())
         facts.paths = tuple(
             " ".join(f"{s}:{short_id(p)}" for s, p in zip(path.stages, path.relays, strict=True))
             for path in own
@@ -134,7 +134,7 @@ class Survey:
         async with trio.open_nursery() as nursery:
             for member in self._peers.others():
                 nursery.start_soon(self._ask_links, member.peer_id)
-        self._proposals.keep({**self._peers.stages(), self._around.network.peer_id: self._stage})
+        self._proposals.keep({**self._peers.stages(), self._services.network.peer_id: self._stage})
         return self._proposals.due(self._snapshot, trio.current_time())
 
     async def _ask_links(self, peer_id: PeerId) -> None:
@@ -152,7 +152,7 @@ class Survey:
         if not data:
             return None
         try:
-            return await self._around.work.run(LinkSnapshot.read, data, self._run_id)
+            return await self._services.work.run(LinkSnapshot.read, data, self._run_id)
         except LocoError:
             return None  # we go on with what we have
 
@@ -166,7 +166,7 @@ class Survey:
         """The payload of an answer; empty where none came."""
         try:
             with trio.move_on_after(ANSWER_S):
-                stream = await self._around.network.open_stream(peer_id, STAGE)
+                stream = await self._services.network.open_stream(peer_id, STAGE)
                 async with Conversation(stream) as talk:
                     await talk.send(question, stall_s=ANSWER_S)
                     _, payload = await talk.receive(reply, max_payload_bytes=max_bytes)

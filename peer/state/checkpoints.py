@@ -112,7 +112,7 @@ class Manifest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One whose manifest could be read."""
+    """A checkpoint whose manifest could be read."""
 
     path: Path
     manifest: Manifest
@@ -133,7 +133,7 @@ class Checkpoint:
         for name, vector in ((SLOW, slow_P), (MOMENTUM, momentum_P)):
             if name == SLOW or name in outer.names:
                 outer.read_into(name, torch.from_numpy(vector))
-            elif vector.any():  # memory that is never written is none
+            elif vector.any():  # memory that is never written takes none
                 vector.fill(0.0)
 
 
@@ -187,7 +187,7 @@ class CheckpointStore:
         return self.directory / f"{number:06d}{_STEP}{step}"
 
     def _step_of(self, manifest: Manifest) -> float:
-        """Its step; the end's is no earlier than those before, which may have overshot it."""
+        """The step of a checkpoint; the end's is no earlier than those before."""
         if not manifest.over:
             return manifest.step
         return max([manifest.step, *_steps(self._folders(), manifest.line).values()])
@@ -204,7 +204,7 @@ class CheckpointStore:
         sync_folder(self.directory)
 
     def trainers_draft(self, number: int) -> Path:
-        """Where a trainer writes its part before it is moved into a checkpoint."""
+        """The folder in which a trainer writes its part, which is then moved into a checkpoint."""
         return self.directory / f"{_DRAFT}{number}"
 
     def discard(self) -> None:
@@ -244,7 +244,7 @@ class CheckpointStore:
     def newest_first(
         self, refused: Callable[[Path, str], None], part: str | None = None
     ) -> Iterator[Checkpoint]:
-        """Those of a part, or all, whose manifests can be read.
+        """Checkpoints of a part, or all, whose manifests can be read.
 
         `refused` is told of each folder whose manifest cannot be, and why.
         """
@@ -282,7 +282,7 @@ class CheckpointStore:
         return sorted(named, key=lambda path: number_of(path.name))
 
     def _set_aside(self) -> list[Path]:
-        """Those that were set aside; two where a crash came between."""
+        """Folders that were set aside; two where a crash came between."""
         return sorted(self.directory.glob(f"{_AHEAD}*"))
 
 
@@ -319,7 +319,7 @@ def by_step(manifests: Mapping[Place, Manifest | None]) -> list[Place]:
 
 
 def first_to_go(manifests: Mapping[Place, Manifest | None]) -> list[Place]:
-    """The same in the order of rule 3, the last to be removed last."""
+    """Places of checkpoints in the order of rule 3, the last to be removed last."""
     ordered = by_step(manifests)
     newest = dict[tuple[str, str], Place]()
     for place in ordered:

@@ -9,7 +9,7 @@
     next-part         the stage of a pipeline, or the expert, that the next start goes over to, once
     successor         run id and address of the run that the home has followed, or is about to
     peer.toml         optional configuration, written by the user
-    neighbours.json   peers that were linked of late (kept_files.py)
+    neighbours.json   peers that were linked recently (kept_files.py)
     checkpoints/      what the run goes on from (checkpoints.py)
     old-runs/         what belonged to runs before this one, by run id
     state/  cache/    weights for joiners; blobs by digest
@@ -253,7 +253,7 @@ class Home:
         return self._sockets
 
     def _make_runtime_dir(self) -> Path:
-        """Make `runtime_dir`, or one of another name where that is none of ours."""
+        """Make `runtime_dir`, or one of another name where that one is not ours."""
         path = self.runtime_dir
         try:
             with suppress(FileExistsError):

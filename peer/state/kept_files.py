@@ -1,6 +1,6 @@
 """Small files of a home: other peers, proofs against them, and the run's admission.
 
-    neighbours.json  peers that were linked of late, to be dialled after a restart; each proves its
+    neighbours.json  peers that were linked recently, to be dialled after a restart; each proves its
                      identity then.
     admission        msgpack [run id, the run's secret or nothing, our own pass, statements]. Secret
                      and pass are why only the owner may read the file.
@@ -10,7 +10,7 @@
                      place is an error until the user removes the line, as with ssh's known hosts.
 
 All are replaced atomically. Of the first three, a damaged one counts as none: what is lost comes
-again from other peers, but for a pass.
+again from other peers, except a pass.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Making the weights of a stage that nobody holds any more from its neighbours'.
+"""Making the weights of a stage that nobody holds any longer from its neighbours'.
 
 Idea (CheckFree, arXiv 2506.15461, section 4): adjacent layers do similar work, so a lost stage i
 begins best as the mean of the stages before and after it, weighted by how much each still learns:

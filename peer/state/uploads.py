@@ -108,7 +108,7 @@ class Uploads:
                     continue  # one that was torn is shorter
                 self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
                 self._files.put_file(str(path), target)
-        except Exception as error:  # as above; trio.Cancelled is none of these
+        except Exception as error:  # as above; trio.Cancelled is not among these
             raise UploadFailed(f"{place}: {type(error).__name__}: {error}") from error
 
     def _copy_run(self) -> None:
@@ -235,14 +235,14 @@ def restore(url: str, home: Home, keep: int, expert: str | None = None) -> Itera
 
 
 def _run_folder(path: str, manifest: checkpoints.Manifest) -> str:
-    """Where the run is kept beside a copy of one of its checkpoints."""
+    """The folder with the run, beside a copy of one of its checkpoints."""
     return f"{path.rpartition('/')[0]}/run-{manifest.run_id}"
 
 
 class _Restore:
-    """One restore.
+    """A home that is filled from copies.
 
-    It is needless where the home has a run and a whole checkpoint. (With a torn one its founder
+    That is needless where the home has a run and a whole checkpoint. (With a torn one its founder
     would begin the run anew.)
     """
 
@@ -291,7 +291,7 @@ class _Restore:
 
     # --- the checkpoint -------------------------------------------------------------------------
     def _newest_first(self) -> list[tuple[str, checkpoints.Manifest]]:
-        """Those that have a manifest. Raises RestoreFailed: none, or of several runs."""
+        """Copies that have a manifest. Raises RestoreFailed: none, or of several runs."""
         if not self._files.exists(self._root):
             raise RestoreFailed(f"there is nothing at {self._url}; look at the URL's spelling")
         folders = _checkpoints(self._files, self._root)

@@ -180,7 +180,7 @@ def normalise(address: Address) -> Address:
 
 
 def readable(addresses: Iterable[Address]) -> tuple[Address, ...]:
-    """Those of a stranger's addresses that can be read."""
+    """The addresses of a stranger that can be read."""
     found = []
     for address in addresses:
         with suppress(InvalidAddress):

@@ -60,7 +60,7 @@ class Register:
 
     @property
     def statements(self) -> tuple[bytes, ...]:
-        """All of them, the founder's first (rule 5)."""
+        """All statements, the founder's first (rule 5)."""
         rulings = sorted(self._rulings.values(), key=lambda ruling: ruling.signer != self._founder)
         passes = self._passes.values()
         return (*(ruling.sealed for ruling in rulings), *(own.sealed for own in passes))
@@ -97,7 +97,8 @@ class Register:
         ruling = self._holding(peer_id)
         return ruling is not None and ruling.verdict is Verdict.BAN
 
-    def fault(self, peer_id: str) -> str | None:
+    def refusal_of(self, peer_id: str) -> str | None:
+        """Why a peer is not admitted, in a sentence; None where it is."""
         if self._holding(peer_id) is not None:
             return "this peer is banned from the run" if self.is_banned(peer_id) else None
         if self.mode is Mode.OPEN or peer_id in self._listed:

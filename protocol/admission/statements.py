@@ -65,7 +65,7 @@ def seal(fields: list[Any], sign: Sign) -> bytes:
 
 
 def opened(data: bytes) -> tuple[list[Any], bytes, bytes]:
-    """Its fields, body and signature, which is yet to be checked. Raises RemoteProtocolError."""
+    """Fields, body and signature of a statement, not yet checked. Raises RemoteProtocolError."""
     if len(data) > MAX_STATEMENT_BYTES:
         raise RemoteProtocolError(f"a statement of {len(data)} bytes")
     try:
@@ -97,7 +97,7 @@ class Verdict(StrEnum):
     ADMIT = "admit"
     BAN = "ban"
     DELEGATE = "delegate"
-    """It is admitted, and may admit, ban and invite; only the founder says so."""
+    """The peer is admitted, and may admit, ban and invite; only the founder says so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class CorpusManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
         return int(np.dtype(self.dtype).itemsize)
 
     def tokens_of(self, piece: int) -> tuple[int, int]:
-        """Where a piece's tokens begin and end in the corpus."""
+        """The place of a piece's tokens in the corpus."""
         first = piece * self.piece_blocks
         last = min(self.num_blocks, first + self.piece_blocks)
         return first * self.context_length, last * self.context_length + 1
@@ -85,7 +85,7 @@ class CorpusManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
 
 def parse_manifest(data: bytes) -> CorpusManifest:
-    """Raises ValueError: it is none, or of another version of loco-peer."""
+    """Raises ValueError: it is no manifest, or of another version of loco-peer."""
     try:
         version, *fields = msgspec.msgpack.decode(data, type=list[Any])
         if version != _VERSION:

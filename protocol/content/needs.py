@@ -57,7 +57,7 @@ class CorpusNeeds:
         return tuple(found)[len(self.first) :]
 
     def distance(self) -> Int64Vector:
-        """For each piece, in how many strata the plan comes to it; int64 [pieces]."""
+        """The number of strata until the plan comes to each piece; int64 [pieces]."""
         plan, now = self.plan, self.order_stratum
         ahead = plan.strata_of_pieces(self.epoch) - now
         later = plan.strata_of_pieces(self.epoch + 1) + plan.num_strata - now

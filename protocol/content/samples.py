@@ -20,7 +20,7 @@ A lie about few of the weights, or within FLOOR, is not seen; averaging bounds t
 A loss. One norm ten times as large, or one row of the embedding, ruins a model too, and a sample
 may miss it. All peers measure their loss on the same held-out blocks and tell it in their beats; a
 joiner measures that of the state that it was given.
-  5. The beats of other peers that train and are heeded (membership/view.py) count, but for the
+  5. The beats of other peers that train and are trusted (membership/view.py) count, except the
      source's. They are read when the source has named its root, as in rule 2.
   6. A state is *worse* when its loss is above LOSS_FACTOR times the middle of theirs and LOSS_FLOOR
      more, or no number. Theirs are some rounds old, hence higher while losses fall fast.
@@ -73,7 +73,7 @@ _DOMAIN: Final = b"loco/v1/state-sample\0"
 
 
 def block_starts(seed: bytes, size: int) -> list[int]:
-    """Where the blocks of a sample begin; they may overlap. Raises ValueError: none fits."""
+    """The starts of a sample's blocks, which may overlap. Raises ValueError: none fits."""
     places = size - BLOCK_VALUES + 1
     if places < 1:
         raise ValueError(f"{size} values are no vector to be sampled")

@@ -68,8 +68,8 @@ class StatePlan:
         lost_lag: float = math.inf,
     ) -> None:
         self._units: Sequence[int] = units or ()
-        self._mixes = units is not None
-        self._lost_lag = lost_lag if self._mixes else math.inf
+        self._takes_any_replica = units is not None
+        self._lost_lag = lost_lag if self._takes_any_replica else math.inf
         self._chunks_of = defaultdict[int, list[int]](list)
         self._here = {index: _Here(OWN, digest) for index, digest in (own or {}).items()}
         self._sources: dict[str, _Source] = {}
@@ -79,9 +79,9 @@ class StatePlan:
         self._whole = np.ones(0, bool)
         self._scheduler = Scheduler("", self._whole)
 
-    def lead(self, name: str, digests: Sequence[bytes], step: int = 0) -> None:
-        """A source leads from now on; all others are gone."""
-        if not self._mixes:
+    def follow_manifest(self, name: str, digests: Sequence[bytes], step: int = 0) -> None:
+        """Follow the manifest of the source that leads from now on; all others are gone."""
+        if not self._takes_any_replica:
             self._units = range(len(digests))
         self._chunks_of.clear()
         for index, unit in enumerate(self._units):
@@ -94,8 +94,8 @@ class StatePlan:
         self._scheduler.wait_for(range(len(digests)))
         self._choose()
 
-    def join(self, name: str, digests: Sequence[bytes], step: int = 0) -> None:
-        """One more source, unless it names another number of chunks."""
+    def add_helper(self, name: str, digests: Sequence[bytes], step: int = 0) -> None:
+        """Take one more source, unless it names another number of chunks."""
         if name != self._leader and len(digests) == len(self._wanted):
             self._sources[name] = _Source(digests, step)
             self._choose()
@@ -105,7 +105,7 @@ class StatePlan:
         return abs(step - self._sources[self._leader].step) <= self._lost_lag
 
     def gone(self, name: str, *, believed: bool = True) -> None:
-        """A source gives nothing any more; one that leads has to be replaced by `lead`."""
+        """A source gives nothing more; one that leads is replaced by `follow_manifest`."""
         self._scheduler.gone(name)
         if not believed:
             self._here = {i: here for i, here in self._here.items() if here.giver != name}
@@ -114,7 +114,7 @@ class StatePlan:
             self._choose()
 
     def forget(self) -> None:
-        """Nothing is here: what was put together is not believed."""
+        """Drop what was put together, which is not believed."""
         self._here.clear()
         self._look_what_is_missing()
 
@@ -144,7 +144,7 @@ class StatePlan:
         return index in self._missing and self._will_do(name, index)
 
     def _will_do(self, name: str, index: int) -> bool:
-        if self._mixes:
+        if self._takes_any_replica:
             return index != HEADER or name == self._leader
         return self._sources[name].digests[index] == self._wanted[index]
 
@@ -181,7 +181,7 @@ class StatePlan:
         self._look_what_is_missing()
 
     def _choice(self, index: int, leaders: bytes) -> bytes:
-        if index == HEADER or len(self._sources) < 3 or self._mixes:
+        if index == HEADER or len(self._sources) < 3 or self._takes_any_replica:
             return leaders
         named = Counter(source.digests[index] for source in self._sources.values())
         most = max(named.values())
@@ -198,4 +198,4 @@ class StatePlan:
         here = self._here.get(index, _Here(OWN, b""))
         if here.digest == self._wanted[index]:
             return True
-        return self._mixes and index != HEADER and here.giver != OWN
+        return self._takes_any_replica and index != HEADER and here.giver != OWN

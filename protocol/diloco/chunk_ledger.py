@@ -105,7 +105,7 @@ class ChunkLedger:
             return _on_base(base, entry.stamp, outcome, ResultVerdict.STEP)
         if entry.before is None or entry.applied is None:
             return ResultVerdict.IGNORE
-        if base == entry.before and not outcome.beats(entry.applied):
+        if base == entry.before and not outcome.wins_over(entry.applied):
             return ResultVerdict.IGNORE
         return _on_base(base, entry.before, outcome, ResultVerdict.REDO)
 

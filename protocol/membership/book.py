@@ -9,7 +9,7 @@ Conduct. One fault ends a stream; many must not cost us as many streams.
   2. From SLOWED_FROM on the peer's streams are served after a wait. From IGNORED_FROM on it is
      ignored (neither linked nor served), until its score has faded to TAKEN_BACK_AT.
   3. Only what breaks the protocol, or cannot be true, is a fault. Streams that end, stall or come
-     too late are none (lines, disks and clocks do that), nor is a peer that is busy or was
+     too late are no faults (lines, disks and clocks do that), nor is a peer that is busy or was
      restarted, nor what views explain: an owner by another view, a partner of another round.
   4. A peer that was proved to have lied is convicted, and ignored for good.
 
@@ -209,7 +209,7 @@ class BackOff:
         self._kept: dict[str, tuple[float, float]] = {}
 
     def failed(self, peer_id: str, now_s: float, at_least_s: float = 0.0) -> float:
-        """It could not be reached, or could not help. The pause, which may have a lower bound."""
+        """Note that it was not reached, or no help. The pause, which may have a lower bound."""
         self._forget(now_s)
         _, pause_s = self._kept.get(peer_id, (now_s, self._first_s))
         longer_s = min(self._most_s, 2 * pause_s)
@@ -218,7 +218,7 @@ class BackOff:
         return pause_s
 
     def put_off(self, peer_id: str, now_s: float, *, long: bool = False) -> None:
-        """It is gone, but did not fail: a first pause, or a long one, unless a longer one holds."""
+        """Pause for one that left without failing, unless a longer pause holds."""
         self._forget(now_s)
         due_s, _ = self._kept.get(peer_id, (now_s, 0.0))
         pause_s = self._most_s if long else self._first_s
@@ -292,7 +292,7 @@ class PeerBook:
         return record.ignored
 
     def wait_s(self, now_s: float, peer_id: str) -> float:
-        """For how long a stream of this peer waits before it is served."""
+        """How long a stream of this peer waits before it is served."""
         return SLOWED_S if self.score(now_s, peer_id) >= SLOWED_FROM else 0.0
 
     def _forget_scores(self, now_s: float) -> None:
@@ -316,7 +316,7 @@ class PeerBook:
         return True
 
     def linked(self, peer_id: str) -> None:
-        """It is there: no pause holds any more, and it is more than a name."""
+        """Note that it is there: no pause holds any longer, and it is more than a name."""
         self.dials.answered(peer_id)
         self._forget_name(peer_id)
 

@@ -25,7 +25,7 @@ MAX_SAMPLES_PER_PEER: Final = 8
 
 
 class ClockOffsetEstimator:
-    """It keeps samples of as many peers as there are links; the one heard longest ago gives way."""
+    """Our clock's offset, by samples of as many peers as links; the oldest one gives way."""
 
     def __init__(self) -> None:
         # (round trip, offset) by peer

@@ -41,9 +41,9 @@ class NatKind(StrEnum):
 
     NONE = "none"
     CONE = "cone"
-    """It shows us at one port to all: holes can be punched."""
+    """A NAT that shows us at one port to all: holes can be punched."""
     SYMMETRIC = "symmetric"
-    """It shows us at another port to each: relays alone help."""
+    """A NAT that shows us at another port to each: relays alone help."""
     UNKNOWN = "unknown"
 
 

@@ -36,7 +36,7 @@ class _KeptRecord:
     value: bytes
     expires_s: float
     address: str
-    """Where it came from when its place was taken."""
+    """The address that it came from when its place was taken."""
 
 
 class _Shelf:

@@ -7,7 +7,7 @@ their checkpoint is, and wait a little for each other.
 Rules
   1. Somebody of our group trains, is paused, or has finished: take their state, even where it is
      behind our checkpoint, which stays on our disk: one peer's word of a newer one moves no swarm.
-     Where some of them are lasting (view.py), only those count.
+     Where some of them are established (view.py), only those count.
   2. But one that trains alone, so far behind our checkpoint that it would be lost beside us
      (rounds.py, rule 5), came back first with an older one. When we have listened for ALONE_S it
      does not count, and finds out from our steps that it has to take our state. While it has not,
@@ -28,11 +28,11 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
-from .view import TRAINING, Member, lasting
+from .view import TRAINING, Member, established
 
 LISTEN_S: Final = 8.0
 ALONE_S: Final = 30.0
-"""That one trains alone is believed after so long: links to all that it knows are made in less."""
+"""After this long we believe that it trains alone: links to all known are made in less."""
 LEADER_S: Final = 120.0
 UNREACHED_S: Final = 300.0
 RETURNING: Final = "returning"
@@ -65,11 +65,11 @@ def choose_course(
         waited_s: since we are back.
         now_s: by the clock of those members.
         lost_lag: steps behind which a peer takes the state of others; infinite where stages of a
-            pipeline go by each other's steps, and so none begins by its own.
+            pipeline follow each other's steps, and so none begins by its own.
         unreached: others are remembered, and none has answered.
     """
     others = list(others)
-    there = [m for m in lasting(others, now_s) if m.progress.state in THERE]
+    there = [m for m in established(others, now_s) if m.progress.state in THERE]
     older = [m for m in there if own is not None and m.progress.step < own[0] - lost_lag]
     is_first_back = len(older) == 1 and older[0].progress.state == TRAINING
     if there and not (is_first_back and len(there) <= 2):

@@ -6,15 +6,15 @@ lives). A view is what the roster shows of one group: those who say that they ho
 model. Rosters and views differ between peers, and everything built on them allows for that.
 
 Rules:
-- Liveness is judged on our own monotonic clock: any byte from a peer is a sign of life. A record is
-  none: it may be old, so it introduces a peer that is not yet known to be alive.
+- Liveness is judged on our own monotonic clock: any byte from a peer is a sign of life. A record
+  is no such sign: it may be old, so it introduces a peer that is not yet known to be alive.
 - An incarnation is one life of an identity. A newer one replaces the older at once, with everything
   known about it; an older one is ignored, so that nothing that was delayed brings a dead life back.
 - `gone` ends one incarnation. That incarnation may return by a sign of life, since a link can
   break while the peer lives; neither leaving nor silence bars a peer.
 - Silence for longer than the bound takes a peer out of the living; one late beat does not.
 - A peer may be alive and stuck: it beats, and what it tells of its work stays the same. It is a
-  member still, and nobody goes by where it stands (`goes_on`).
+  member still, and nobody uses its position (`goes_on`).
 - A peer is in the group that it last told with its progress, and in none before. Only it can say
   so: a record or hearsay puts nobody into a view.
 - An address that cannot be read is dropped here, so that nobody who dials, relays or asks by an
@@ -23,15 +23,15 @@ Rules:
   not alive and was heard longest ago; when all are alive, it is not taken in. (To look for that
   peer takes long, so 1 in ROOM_SHARE of all places is made free at once.)
 
-Whose word on where the swarm is counts. Anybody can say hello, in as many names as he likes, and
-claim any step in it; and the many move a peer: how much it owes to a round, where it jumps, whether
-it lets its weights go. So where the middle of such numbers is taken, a peer is *heeded* only when
-it has beaten BEATS times at least, over HEEDED_AFTER_S at least. Where none of those asked about is
-heeded, all are: at the start of a run nobody has been heard for long. A liar that beats for as long
-is heeded too; then its identity is there to be seen, one place in the middle is all it has, and it
-holds a link for it. All peers of one network (book.py, rule 8) have one voice there, the middle of
-what they tell: addresses in many networks cost more than identities. Peers of our own network
-are beside us, and have a voice each.
+Whose claims count. Anybody can say hello under any number of identities and claim any step, and
+claims decide how many steps a peer owes to a round, where it jumps, and whether it gives up its
+weights. So a median of claims counts *trusted* peers only: those that are *established*, that is,
+have sent BEATS beats at least, over TRUSTED_AFTER_S at least. Where none of the peers asked about
+is established, all count: at the start of a run nobody has been heard for long. A liar that beats
+for as long is trusted too; then its identity is there to be seen, it has one place in the median,
+and it holds a link for it. All peers of one network (book.py, rule 8) count as one, with the
+medians of what they tell, because addresses in many networks cost more than identities. Peers of
+our own network are beside us, and count one each.
 
 Invariant: `alive` is a subset of the members, sorted by peer id, so that equal views give equal
 answers.
@@ -55,7 +55,7 @@ STUCK_S: Final = 10.0
 STUCK_STEPS: Final = 8
 """Steps of its own that a peer may be silent about, where they are long."""
 BEATS: Final = 4
-HEEDED_AFTER_S: Final = 5.0
+TRUSTED_AFTER_S: Final = 5.0
 """Less than a peer that is back listens before it leads (returning.py)."""
 
 
@@ -85,8 +85,8 @@ class Member:
 
     Attributes:
         last_heard_s: our monotonic clock at the last sign of life; NEVER before the first.
-        told_s, moved_s: the same when it last told of its progress, and when that was last new.
-        beats: how many of this life came; the first one at `first_beat_s`.
+        told_s, changed_s: our clock when it last told of its progress, and when that last changed.
+        beats: number of beats of this life; the first one came at `first_beat_s`.
         network: that its link comes from or leads to (book.py); None where it is beside us.
         alive: heard within the silence bound, and not gone.
     """
@@ -98,7 +98,7 @@ class Member:
     alive: bool = False
     progress: Progress = Progress()
     told_s: float = NEVER
-    moved_s: float = NEVER
+    changed_s: float = NEVER
     beats: int = 0
     first_beat_s: float = math.inf
     rtt_s: float | None = None
@@ -110,14 +110,14 @@ class Member:
         return any(map(is_relayed, self.addresses))
 
     def goes_on(self, now_s: float) -> bool:
-        """Whether its work has moved lately, by what it tells of it and of its speed."""
+        """Whether its progress has changed recently, for a peer of the speed that it tells."""
         speed = self.progress.steps_per_s
         step_s = 1 / speed if speed > 0 else 0.0
-        return now_s - self.moved_s <= max(STUCK_S, STUCK_STEPS * step_s)
+        return now_s - self.changed_s <= max(STUCK_S, STUCK_STEPS * step_s)
 
 
 class Roster:
-    """All peers of the run that one peer knows, but for itself; dead ones included."""
+    """All peers of the run that one peer knows, except itself; dead ones included."""
 
     def __init__(self, silence_s: float, max_members: int = MAX_MEMBERS) -> None:
         self.silence_s = silence_s
@@ -135,7 +135,7 @@ class Roster:
         rtt_s: float | None = None,
         network: str | None = None,
     ) -> bool:
-        """A sign of life from the peer itself; what is None stays as it was.
+        """Note a sign of life from the peer itself; what is None stays as it was.
 
         Returns:
             Whether it was taken in: not an older incarnation, nor a newcomer in a full roster.
@@ -151,13 +151,13 @@ class Roster:
             alive=True,
             progress=known.progress if progress is None else progress,
             told_s=known.told_s if progress is None else now_s,
-            moved_s=now_s if moved else known.moved_s,
+            changed_s=now_s if moved else known.changed_s,
             rtt_s=known.rtt_s if rtt_s is None else rtt_s,
             network=known.network if network is None else network,
         )
         return True
 
-    def beaten(
+    def heartbeat(
         self,
         now_s: float,
         peer_id: str,
@@ -165,14 +165,14 @@ class Roster:
         progress: Progress,
         rtt_s: float | None = None,
     ) -> None:
-        """A beat, which counts for more than a greeting (`heeded`)."""
+        """Note a beat, which counts for more than a greeting (`trusted`)."""
         if self.heard(now_s, peer_id, incarnation, progress=progress, rtt_s=rtt_s):
             known = self._members[peer_id]
             first_s = min(known.first_beat_s, now_s)
             self._members[peer_id] = replace(known, beats=known.beats + 1, first_beat_s=first_s)
 
     def record(self, record: PeerRecord) -> bool:
-        """A directory record: a life that once was, and where; whether it told anything new."""
+        """Note a directory record: a life that once was, and where. Whether it was news."""
         before = self._members.get(record.peer_id)
         known = self._current(record.peer_id, record.incarnation)
         if known is None:
@@ -184,13 +184,13 @@ class Roster:
         return True
 
     def introduced(self, peer_id: str, addresses: tuple[str, ...]) -> bool:
-        """Hearsay, which introduces no new life of a known peer; whether it told anything new."""
+        """Note hearsay, which brings no new life of a known peer. Whether it was news."""
         known = self._members.get(peer_id)
         incarnation = 0 if known is None else known.incarnation
         return self.record(PeerRecord(peer_id, incarnation, _taken(addresses), math.inf))
 
     def gone(self, peer_id: str, incarnation: int) -> bool:
-        """The link to this life was lost, or it is leaving. Whether that changed anything."""
+        """Note that the link to this life is lost, or that it leaves. Whether that is new."""
         known = self._members.get(peer_id)
         if known is None or incarnation < known.incarnation or not known.alive:
             return False
@@ -201,7 +201,7 @@ class Roster:
         self._members.pop(peer_id, None)
 
     def expire(self, now_s: float) -> tuple[str, ...]:
-        """Take those that are silent for longer than the bound out of the living; their ids."""
+        """Take peers that are silent for longer than the bound out of the living; their ids."""
         members = self.members()
         silent = tuple(m.peer_id for m in members if m.alive and self._is_silent(m, now_s))
         for peer_id in silent:
@@ -218,7 +218,7 @@ class Roster:
         return member if member is not None and self._lives(member, now_s) else None
 
     def members_training(self, now_s: float) -> tuple[Member, ...]:
-        """Those alive that train, by peer id."""
+        """Peers that are alive and train, by peer id."""
         return tuple(member for member in self.alive(now_s) if member.progress.state == TRAINING)
 
     def members(self) -> tuple[Member, ...]:
@@ -227,7 +227,7 @@ class Roster:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more is taken in without driving anybody out."""
+        """Whether one more peer is taken in without driving anybody out."""
         return len(self._members) < self._max_members
 
     def get(self, peer_id: str) -> Member | None:
@@ -259,29 +259,32 @@ class Roster:
 
 
 def relayed_last(members: tuple[Member, ...]) -> tuple[Member, ...]:
-    """Those to be given work for others: peers that depend on relays only where all do."""
+    """Members to be given work for others: peers that depend on relays only where all do."""
     return tuple(member for member in members if not member.relayed) or members
 
 
-def lasting(members: Iterable[Member], now_s: float) -> tuple[Member, ...]:
-    """Those that have beaten for long enough; all, where none has."""
+def established(members: Iterable[Member], now_s: float) -> tuple[Member, ...]:
+    """The members that have sent beats for long enough; all, where none has."""
     everybody = tuple(members)
-    old = (m for m in everybody if now_s - m.first_beat_s >= HEEDED_AFTER_S)
+    old = (m for m in everybody if now_s - m.first_beat_s >= TRUSTED_AFTER_S)
     return tuple(member for member in old if member.beats >= BEATS) or everybody
 
 
-def heeded(members: Iterable[Member], now_s: float) -> tuple[Member, ...]:
-    """Those whose numbers count, one for each network, of the lasting ones."""
+def trusted(members: Iterable[Member], now_s: float) -> tuple[Member, ...]:
+    """The established members, one per network, whose claims are used."""
     networks: dict[str, list[Member]] = {}
-    for member in lasting(members, now_s):
+    for member in established(members, now_s):
         networks.setdefault(member.network or member.peer_id, []).append(member)
     return tuple(each[0] if len(each) == 1 else _voice(each) for each in networks.values())
 
 
 def _voice(members: list[Member]) -> Member:
-    """One for several: whose work has moved last, with the middle of each number of all."""
+    """One member in place of several of one network.
+
+    It is the one that progressed last, with the median of each number.
+    """
     told = [member.progress for member in members]
-    newest = max(members, key=lambda member: member.moved_s)
+    newest = max(members, key=lambda member: member.changed_s)
     epoch, position = median_low((each.epoch, each.position) for each in told)
     losses = [each.validation_loss for each in told if each.validation_loss is not None]
     middle = replace(

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from protocol.limits import MAX_RECORD_BYTES, NEAREST_NODES, PLACE_BYTES, RECORDS_OF_SHARD
 
-from .fields import APART, FewAddresses, Message, PeerIdText
+from .fields import ITEMWISE, FewAddresses, Message, PeerIdText
 
 Place = Annotated[bytes, Meta(min_length=PLACE_BYTES, max_length=PLACE_BYTES)]
 RecordValue = Annotated[bytes, Meta(max_length=MAX_RECORD_BYTES)]
@@ -39,8 +39,8 @@ class FindRecords(Message, frozen=True, tag="find_records"):
 class RecordsFound(Message, frozen=True, tag="records_found"):
     """The sender's records at a place, and the nodes nearest to it, as far as it knows."""
 
-    records: Annotated[tuple[FoundRecord, ...], Meta(max_length=RECORDS_OF_SHARD.total), APART]
-    nearest: Annotated[tuple[NearNode, ...], Meta(max_length=NEAREST_NODES), APART]
+    records: Annotated[tuple[FoundRecord, ...], Meta(max_length=RECORDS_OF_SHARD.total), ITEMWISE]
+    nearest: Annotated[tuple[NearNode, ...], Meta(max_length=NEAREST_NODES), ITEMWISE]
 
 
 class KeepRecord(Message, frozen=True, tag="keep_record"):

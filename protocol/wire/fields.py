@@ -23,7 +23,7 @@ from protocol.limits import (
 
 MAX_SECONDS: Final = 1e12
 MAX_SENTENCE_CHARS: Final = 1000
-APART: Final = "apart"
+ITEMWISE: Final = "itemwise"
 """Marks a list whose items stand for themselves: the codec leaves out one that cannot be said."""
 
 
@@ -51,8 +51,8 @@ Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Seconds = Annotated[float, Meta(ge=-MAX_SECONDS, le=MAX_SECONDS)]
 NonNegative = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 Address = Annotated[str, matching(r"/[!-~]+", MAX_ADDRESS_CHARS)]
-Addresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_ADDRESSES_PER_PEER), APART]
-FewAddresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_RECORD_ADDRESSES), APART]
+Addresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_ADDRESSES_PER_PEER), ITEMWISE]
+FewAddresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_RECORD_ADDRESSES), ITEMWISE]
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 """Ed25519, as the key is."""

@@ -152,7 +152,7 @@ class ChunkResult(Struct, frozen=True):
     digest: ShortDigest
 
     def __post_init__(self) -> None:
-        """Each set of contributors has one mask. Raises ValueError."""
+        """Check that the mask is the only one of its set. Raises ValueError."""
         if not self.mask or not self.mask[-1]:
             raise ValueError("the mask ends with a zero byte")
 
@@ -167,13 +167,13 @@ class ChunkResult(Struct, frozen=True):
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Their places among the result's contributors, in order."""
+        """Places of the chunk's contributors among the result's, in order."""
         bits = int.from_bytes(self.mask, "little")
         return tuple(place for place in range(bits.bit_length()) if bits >> place & 1)
 
 
 def mask_of(places: Iterable[int]) -> bytes:
-    """The mask of those of a result's contributors that stand at these places; not of none."""
+    """The mask of a result's contributors at these places, of which there is one at least."""
     bits = sum(1 << place for place in set(places))
     return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
 
@@ -185,7 +185,7 @@ class ResultRank:
     weight: int
     digest: bytes
 
-    def beats(self, other: "ResultRank") -> bool:
+    def wins_over(self, other: "ResultRank") -> bool:
         """Whether it wins: by its weight, then by the lower digest."""
         return (-self.weight, self.digest) < (-other.weight, other.digest)
 
@@ -237,7 +237,7 @@ def signed_result(unsigned: Result, sign: Callable[[bytes], bytes]) -> Result:
 
 
 class FragmentSettled(OfCycle, frozen=True, tag="fragment_settled"):
-    """The sender is through with this cycle of the fragment; the digest is of all its stamps."""
+    """The sender has finished this cycle of the fragment; the digest is of all its stamps."""
 
     digest: ShortDigest
 

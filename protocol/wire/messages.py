@@ -36,7 +36,7 @@ Rules:
   an old peer must not overlook takes a new major version instead.
 - An unknown type is an error: both sides know every type of a major version. A minor release may
   add one that is said only to who asked for it in an additional field (Join and Piece: stripes).
-- Encoding checks by the same rules. Of lists whose items stand for themselves (`APART` in
+- Encoding checks by the same rules. Of lists whose items stand for themselves (`ITEMWISE` in
   fields.py) it leaves out what is against them: what cannot be said of one peer, at one address or
   in one statement costs that item, never the message.
 
@@ -65,7 +65,7 @@ from . import (  # noqa: F401 - whose messages are among those of the codec
     stage_messages,
 )
 from .fields import (
-    APART,
+    ITEMWISE,
     MAX_SENTENCE_CHARS,
     Address,
     Addresses,
@@ -90,7 +90,7 @@ Secret = Annotated[
 ]
 StripeCount = Annotated[int, Meta(ge=0, le=limits.MAX_STRIPES)]
 TriedAddresses = Annotated[
-    tuple[Address, ...], Meta(max_length=limits.MAX_DIAL_BACK_ADDRESSES), APART
+    tuple[Address, ...], Meta(max_length=limits.MAX_DIAL_BACK_ADDRESSES), ITEMWISE
 ]
 
 
@@ -202,12 +202,14 @@ class Beat(Message, frozen=True, tag="beat"):
     swarm_time_s: Seconds
     received_bytes: Count = 0
     may_send_bytes_per_s: NonNegative | None = None
-    free: Annotated[tuple[Free, ...], Meta(max_length=limits.MAX_FRAGMENTS_FREE), APART] = ()
+    free: Annotated[tuple[Free, ...], Meta(max_length=limits.MAX_FRAGMENTS_FREE), ITEMWISE] = ()
     ended: bool = False
     group: Digest | None = None
     validation_loss: NonNegative | None = None
-    met: Annotated[tuple[AveragedWith, ...], Meta(max_length=limits.MAX_FRAGMENTS_FREE), APART] = ()
-    losses: Annotated[tuple[LossOfDomain, ...], Meta(max_length=limits.MAX_STAGES), APART] = ()
+    met: Annotated[
+        tuple[AveragedWith, ...], Meta(max_length=limits.MAX_FRAGMENTS_FREE), ITEMWISE
+    ] = ()
+    losses: Annotated[tuple[LossOfDomain, ...], Meta(max_length=limits.MAX_STAGES), ITEMWISE] = ()
 
 
 class PeerEntry(Struct, frozen=True):
@@ -226,7 +228,9 @@ def peer_entry(peer_id: str, incarnation: int, addresses: tuple[str, ...]) -> Pe
 class PeerList(Message, frozen=True, tag="peers"):
     """Peers that the sender knows to be alive."""
 
-    peers: Annotated[tuple[PeerEntry, ...], Meta(max_length=limits.MAX_PEERS_PER_EXCHANGE), APART]
+    peers: Annotated[
+        tuple[PeerEntry, ...], Meta(max_length=limits.MAX_PEERS_PER_EXCHANGE), ITEMWISE
+    ]
 
 
 class Statements(Message, frozen=True, tag="statements"):
@@ -240,7 +244,7 @@ class Statements(Message, frozen=True, tag="statements"):
     statements: Annotated[
         tuple[Annotated[bytes, Meta(max_length=limits.MAX_STATEMENT_BYTES)], ...],
         Meta(max_length=limits.MAX_STATEMENTS_PER_MESSAGE),
-        APART,
+        ITEMWISE,
     ]
     secret: Secret | None = None
     successor: Annotated[bytes, Meta(max_length=limits.MAX_STATEMENT_BYTES)] = b""
@@ -424,7 +428,7 @@ class Seen(Message, frozen=True, tag="seen"):
 
 # --- the codec ------------------------------------------------------------------------------------
 def _kinds(base: type[Message]) -> Iterator[type[Message]]:
-    """Those that are said; bases of several are not."""
+    """All messages that are sent; bases of several are not."""
     for kind in base.__subclasses__():
         yield from _kinds(kind) if kind.__subclasses__() else [kind]
 
@@ -469,7 +473,7 @@ def sayable(value: S) -> S:
     kept = {}
     for field in structs.fields(value):
         kind, *rules = get_args(field.type) or (None,)
-        if APART in rules:
+        if ITEMWISE in rules:
             items = _sayable_items(getattr(value, field.name), get_args(kind)[0])
             kept[field.name] = tuple(items)[: rules[0].max_length]
     return structs.replace(value, **kept)

@@ -61,7 +61,7 @@ class Incoming:
         self._announced[index] = True
 
     def arrive(self, start: int) -> None:
-        """All bytes of an announced piece are here."""
+        """Note that all bytes of an announced piece are here."""
         self._left_bytes -= self._size(start)
 
     def _size(self, start: int) -> int:

@@ -119,7 +119,7 @@ async def _joining(busy: Trace | None) -> Trace:
     trace = Trace()
     ends = Ends(trace)
     wrapped = {
-        "peer.content.fetching.Fetcher.request": ends.first,
+        "peer.content.fetching.ContentClient.request": ends.first,
         "peer.content.fetching.digest_of": ends.last,
     }
     with tempfile.TemporaryDirectory() as folder:

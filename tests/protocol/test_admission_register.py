@@ -41,7 +41,7 @@ def register(mode=Mode.INVITE, listed=()):
 
 
 def admitted(held):
-    return [person for person in (ANN, BEN, CAT) if held.fault(person.peer_id) is None]
+    return [person for person in (ANN, BEN, CAT) if held.refusal_of(person.peer_id) is None]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_the_founder_takes_a_ban_back_and_an_old_one_does_not_return():
     held = register(Mode.OPEN)
     ban, back = FOUNDER.rules(Verdict.BAN, ANN, 1), FOUNDER.rules(Verdict.ADMIT, ANN, 2)
     assert held.take(ban)
-    assert "banned" in held.fault(ANN.peer_id)
+    assert "banned" in held.refusal_of(ANN.peer_id)
     assert held.take(back)
     assert not held.take(ban)
     assert admitted(held) == [ANN, BEN, CAT]

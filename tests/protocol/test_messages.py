@@ -36,7 +36,7 @@ from protocol.wire.directory_messages import (
     RecordsFound,
 )
 from protocol.wire.expert_messages import GetLogProbs, LogProbs, ScoreText
-from protocol.wire.fields import APART, MAX_SENTENCE_CHARS, Message
+from protocol.wire.fields import ITEMWISE, MAX_SENTENCE_CHARS, Message
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStateReply,
@@ -465,7 +465,7 @@ def lists_of(kind: type[Struct]) -> dict[str, bool]:
     for field in fields(kind):
         name, annotated = f"{kind.__name__}.{field.name}", get_args(field.type)
         if annotated and get_origin(annotated[0]) is tuple:
-            found[name] = APART in annotated[1:]
+            found[name] = ITEMWISE in annotated[1:]
             (item, _) = get_args(annotated[0])
             if isinstance(item, type) and issubclass(item, Struct):
                 found |= lists_of(item)

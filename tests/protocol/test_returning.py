@@ -16,7 +16,7 @@ from protocol.membership.returning import (
     Course,
     choose_course,
 )
-from protocol.membership.view import BEATS, HEEDED_AFTER_S, Member, Progress
+from protocol.membership.view import BEATS, TRUSTED_AFTER_S, Member, Progress
 
 STEPS = st.integers(1, 5)
 NOW_S = 1000.0
@@ -86,7 +86,7 @@ def test_a_hello_that_says_it_trains_is_not_followed_before_it_has_beaten_for_a_
     newcomer = member("b", 10**6, "training")
     assert choose_course((5, "me"), [known, newcomer], LISTEN_S, NOW_S) is Course.WAIT
     assert choose_course((5, "me"), [known, newcomer], LEADER_S, NOW_S) is Course.LEAD
-    beaten = replace(newcomer, beats=BEATS, first_beat_s=NOW_S - HEEDED_AFTER_S)
+    beaten = replace(newcomer, beats=BEATS, first_beat_s=NOW_S - TRUSTED_AFTER_S)
     assert choose_course((5, "me"), [known, beaten], LISTEN_S, NOW_S) is Course.FOLLOW
 
 

@@ -30,8 +30,8 @@ def taken(plan: StatePlan, name: str) -> list[int]:
 
 def test_sources_of_the_same_bytes_share_a_state():
     plan = StatePlan()
-    plan.lead("a", digests("abcdefgh"))
-    plan.join("b", digests("Xbcdefgh"))
+    plan.follow_manifest("a", digests("abcdefgh"))
+    plan.add_helper("b", digests("Xbcdefgh"))
     assert asked(plan, "a") == [0, 1]
     assert asked(plan, "b") == [2, 3]
     for name, chunks in (("a", (0, 1)), ("b", (2, 3))):
@@ -45,7 +45,7 @@ def test_sources_of_the_same_bytes_share_a_state():
 
 def test_what_is_known_without_being_sent_was_given_by_nobody_and_goes_with_its_source():
     plan = StatePlan()
-    plan.lead("a", digests("ab0"))
+    plan.follow_manifest("a", digests("ab0"))
     plan.arrived("a", 2, was_sent=False)
     assert plan.missing == [0, 1]
     assert not plan.givers()
@@ -58,8 +58,8 @@ def test_what_is_known_without_being_sent_was_given_by_nobody_and_goes_with_its_
 
 def test_a_source_that_holds_other_bytes_gives_only_what_is_the_same():
     plan = StatePlan()
-    plan.lead("a", digests("abcd"))
-    plan.join("b", digests("aXcX"))
+    plan.follow_manifest("a", digests("abcd"))
+    plan.add_helper("b", digests("aXcX"))
     assert taken(plan, "b") == [0, 2]
     assert not plan.next_of("b")
     assert plan.missing == [1, 3]
@@ -67,11 +67,11 @@ def test_a_source_that_holds_other_bytes_gives_only_what_is_the_same():
 
 def test_the_bytes_that_most_name_are_wanted_but_for_the_leaders_scalars():
     plan = StatePlan()
-    plan.lead("liar", digests("xyz"))
+    plan.follow_manifest("liar", digests("xyz"))
     assert taken(plan, "liar") + taken(plan, "liar") == [0, 1, 2]
-    plan.join("b", digests("abz"))
+    plan.add_helper("b", digests("abz"))
     assert plan.complete
-    plan.join("c", digests("abz"))
+    plan.add_helper("c", digests("abz"))
     assert plan.missing == [1]
     assert plan._wanted[0] == b"x"
     assert not plan.next_of("liar")
@@ -83,9 +83,9 @@ def test_the_bytes_that_most_name_are_wanted_but_for_the_leaders_scalars():
 
 def test_what_one_source_owes_another_is_asked_for_at_the_end():
     plan = StatePlan()
-    plan.lead("a", digests("abc"))
-    plan.join("b", digests("abc"))
-    plan.join("c", digests("abc"))
+    plan.follow_manifest("a", digests("abc"))
+    plan.add_helper("b", digests("abc"))
+    plan.add_helper("c", digests("abc"))
     assert asked(plan, "b") == [0, 1]
     assert asked(plan, "a") == [2]
     assert asked(plan, "a") == [], "it owes something itself"
@@ -103,43 +103,43 @@ def test_what_one_source_owes_another_is_asked_for_at_the_end():
 
 def test_what_is_here_is_kept_where_it_is_wanted():
     plan = StatePlan(dict(enumerate(digests("?bXd"))))
-    plan.lead("a", digests("abcd"))
+    plan.follow_manifest("a", digests("abcd"))
     assert plan.missing == [0, 2]
     plan.arrived("a", 0)
-    plan.lead("b", digests("Abcd"))
+    plan.follow_manifest("b", digests("Abcd"))
     assert plan.missing == [0, 2]
 
 
 def test_replicas_are_mixed_when_a_source_dies_but_for_scalars_and_own_chunks():
     plan = StatePlan({3: b"own"}, units=UNITS)
-    plan.lead("a", digests("abcd"))
+    plan.follow_manifest("a", digests("abcd"))
     assert taken(plan, "a") == [0, 2, 1, 3]
     plan.gone("a")
-    plan.lead("b", digests("ABCD"))
+    plan.follow_manifest("b", digests("ABCD"))
     assert plan.missing == [0]
     plan.forget()
-    plan.lead("a", digests("abcd"))
+    plan.follow_manifest("a", digests("abcd"))
     ((request, chunks), _) = plan.next_of("a")
     assert chunks == [0, 2]
     plan.arrived("a", 2)
     plan.failed(request)
     plan.gone("a")
-    plan.lead("b", digests("ABCD"))
+    plan.follow_manifest("b", digests("ABCD"))
     assert plan.missing == [0, 1, 3]
 
 
 def test_what_a_source_gave_that_broke_the_protocol_is_not_kept():
     plan = StatePlan(units=UNITS)
-    plan.lead("a", digests("abcd"))
+    plan.follow_manifest("a", digests("abcd"))
     assert taken(plan, "a") == [0, 2, 1, 3]
     plan.gone("a", believed=False)
-    plan.lead("b", digests("abCD"))
+    plan.follow_manifest("b", digests("abCD"))
     assert plan.missing == [0, 1, 2, 3]
 
 
 def test_a_state_that_is_not_believed_is_forgotten():
     plan = StatePlan()
-    plan.lead("a", digests("ab"))
+    plan.follow_manifest("a", digests("ab"))
     assert taken(plan, "a") == [0, 1]
     plan.forget()
     assert plan.missing == [0, 1]
@@ -147,8 +147,8 @@ def test_a_state_that_is_not_believed_is_forgotten():
 
 def test_a_source_of_another_number_of_chunks_is_none():
     plan = StatePlan()
-    plan.lead("a", digests("ab"))
-    plan.join("b", digests("abc"))
+    plan.follow_manifest("a", digests("ab"))
+    plan.add_helper("b", digests("abc"))
     assert plan.givers() == {}
     assert not plan.next_of("b")
     assert plan.num_missing == 2
@@ -157,9 +157,9 @@ def test_a_source_of_another_number_of_chunks_is_none():
 def mixed_plan(chunks_of_weights: int) -> StatePlan:
     """Replicas that differ in each chunk, led by `a`; `b` and `c` help."""
     plan = StatePlan(units=[*range(chunks_of_weights)] * 2)
-    plan.lead("a", digests("a" * 2 * chunks_of_weights))
+    plan.follow_manifest("a", digests("a" * 2 * chunks_of_weights))
     for name in "bc":
-        plan.join(name, digests(name * 2 * chunks_of_weights))
+        plan.add_helper(name, digests(name * 2 * chunks_of_weights))
     return plan
 
 
@@ -193,9 +193,9 @@ def test_only_the_leader_gives_scalars_and_the_first_bytes_to_come_are_kept():
 
 def test_two_replicas_that_name_the_same_decide_nothing():
     plan = StatePlan(units=UNITS)
-    plan.lead("a", digests("abcd"))
-    plan.join("liar", digests("xyzw"))
-    plan.join("friend", digests("xyzw"))
+    plan.follow_manifest("a", digests("abcd"))
+    plan.add_helper("liar", digests("xyzw"))
+    plan.add_helper("friend", digests("xyzw"))
     assert [plan._wanted[index] for index in range(4)] == digests("abcd")
 
 

@@ -20,7 +20,7 @@ import trio
 
 from peer.network.conversation import Conversation
 from peer.network.handlers import Readers
-from peer.rounds.surroundings import Surroundings
+from peer.rounds.services import Services
 from peer.runtime import PeerId, Stream
 from protocol.diloco import commands
 from protocol.diloco.collecting import MAX_COLLECTIONS
@@ -101,7 +101,7 @@ class FragmentParts:
         inner_steps: H, the steps of a peer of median speed between two sends of a fragment.
     """
 
-    around: Surroundings
+    services: Services
     group: str
     members: GroupMembers
     trainer: FragmentTrainer
@@ -145,21 +145,23 @@ class FragmentExchange:
     """One peer's part in the exchange. `run` must be running."""
 
     def __init__(self, parts: FragmentParts, outer: OuterFragments) -> None:
-        around, group = parts.around, parts.group
+        services, group = parts.services, parts.group
         self._parts, self._outer = parts, outer
-        self._network, self._work, self._sign = around.network, around.work, around.sign
-        self._own_id = around.network.peer_id
+        self._network, self._work, self._sign = services.network, services.work, services.sign
+        self._own_id = services.network.peer_id
         plan = SendPlan(group, len(outer.fragments), outer.is_last)
-        seed = blake3.blake3(around.sign(AUDIT_DRAWS + group.encode())).digest()
+        seed = blake3.blake3(services.sign(AUDIT_DRAWS + group.encode())).digest()
         self._core = FragmentCore(
             plan, self._own_id, outer.first_stamps(), seed, self._carry_out, parts.counts
         )
-        self._outbox = Outbox(around.network, self._start)
+        self._outbox = Outbox(services.network, self._start)
         self._averages = ChunkAverages(
-            group, self._own_id, around.facts.incarnation, outer, around.sign, trims=parts.trims
+            group, self._own_id, services.facts.incarnation, outer, services.sign, trims=parts.trims
         )
-        self._questions = FragmentQuestions(group, around.network, outer, around.work)
-        self._audits = FragmentAudits(group, around.network, outer, around.work, trims=parts.trims)
+        self._questions = FragmentQuestions(group, services.network, outer, services.work)
+        self._audits = FragmentAudits(
+            group, services.network, outer, services.work, trims=parts.trims
+        )
         self._readers, self._auditors = Readers(), Readers(AUDITORS)
         self._seen: GroupSeen | None = None
         self._changed = trio.Event()

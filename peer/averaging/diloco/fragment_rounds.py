@@ -201,7 +201,7 @@ class FragmentRounds:
     ) -> None:
         self._parts = parts
         self._amended, self._spec = parts.amended, parts.spec
-        self._facts = parts.around.facts
+        self._facts = parts.services.facts
         self._view = parts.held.view
         self._momentum_P = momentum_P
         self._lock = lock
@@ -212,7 +212,7 @@ class FragmentRounds:
         self._last_trained = -1
         self._last_averaged: list[bool] = []
         self._members = LinkedMembers(
-            parts.around.network.peer_id, self._facts, self._view, self._amended
+            parts.services.network.peer_id, self._facts, self._view, self._amended
         )
         self._counts = FragmentCounts(refused=self._facts.refused, audits=self._facts.audits)
         self._trainer = CurrentTrainer(validation)
@@ -297,7 +297,7 @@ class FragmentRounds:
             is_last=self._amended.is_last_round,
         )
         parts = FragmentParts(
-            around=self._parts.around,
+            services=self._parts.services,
             group=held.group.digest,
             members=self._members,
             trainer=self._trainer,
@@ -326,7 +326,7 @@ class FragmentRounds:
         else:
             alone = self._members.is_alone
             facts.count_skipped(SkipReason.NO_PARTNER if alone else SkipReason.DEADLINE)
-        self._parts.around.events.emit(
+        self._parts.services.events.emit(
             EventName.FRAGMENT_RETURNED,
             round=ended.cycle,
             fragment=ended.fragment,
@@ -376,7 +376,7 @@ class FragmentAveraging:
     @property
     def round(self) -> int:
         """The last round that is over; fragments are stepped within rounds."""
-        facts = self._parts.around.facts
+        facts = self._parts.services.facts
         return facts.round if facts.state is PeerState.FINISHED else facts.round - 1
 
     @property
@@ -391,7 +391,7 @@ class FragmentAveraging:
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
         parts = self._parts
-        validation = Validation(parts.spec.sync.validate_every, parts.around, parts.domains)
+        validation = Validation(parts.spec.sync.validate_every, parts.services, parts.domains)
         self._rounds = FragmentRounds(parts, self.momentum_P, self.lock, validation)
         self._begun.set()
         return RoundLoop(parts, self._rounds, validation, start_trainer)

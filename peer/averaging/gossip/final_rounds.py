@@ -51,7 +51,7 @@ class FinalRounds:
         self, parts: AveragingParts, validation: Validation, *, waits_for_exchanges: bool
     ) -> None:
         self._wanted = parts.spec.sync.final_averaging
-        self._facts, self._events = parts.around.facts, parts.around.events
+        self._facts, self._events = parts.services.facts, parts.services.events
         self._view = parts.held.view
         self._candidates = parts.candidates_of(0)
         self._validation = validation
@@ -88,7 +88,7 @@ class FinalRounds:
         await self._validation.begin(line, self._facts.round)
         await self._validation.wait_idle()
         facts = self._facts
-        facts.replica_loss, facts.ended = facts.validation_loss, True
+        facts.replica_loss, facts.training_averaged = facts.validation_loss, True
         self._averaged_before = facts.averaged
         self._candidates.announce(None)
         if self._wanted:

@@ -75,7 +75,7 @@ class PairLane:
     ) -> None:
         self.outer, self.gossip = outer, gossip
         self._inner_steps = parts.spec.sync.round_steps
-        self._facts, self._work, self._events = parts.around.facts, parts.around.work, events
+        self._facts, self._work, self._events = parts.services.facts, parts.services.work, events
         self._observe_round = parts.observe_round
         self._patience = Patience()
         self._plausibility, self._helpfulness = Plausibility(), Helpfulness()
@@ -89,7 +89,7 @@ class PairLane:
         if self.outer.needs_phi_codes:
             payload = await self._work.run(self.outer.with_phi, codes)
             digest = blake3.blake3(payload).hexdigest(length=16)
-        return OwnVector(round, step, self._facts.ended, steps, tokens, digest, payload)
+        return OwnVector(round, step, self._facts.training_averaged, steps, tokens, digest, payload)
 
     async def average(
         self,
@@ -204,7 +204,7 @@ class PairLane:
             facts.count_averaged()
             if facts.replica_distance is not None:
                 facts.distances.append((own.step, facts.replica_distance))
-            facts.count_meeting(outcome.partner_id, ended.exchange_s)
+            facts.count_partner(outcome.partner_id, ended.exchange_s)
             self._events.emit(
                 EventName.ROUND_AVERAGED,
                 round=own.round,

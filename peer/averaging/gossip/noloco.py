@@ -89,7 +89,7 @@ class PairRounds:
     def __init__(
         self, parts: AveragingParts, averaging: "PairAveraging", validation: Validation
     ) -> None:
-        self._spec, facts, sync = parts.spec, parts.around.facts, parts.spec.sync
+        self._spec, facts, sync = parts.spec, parts.services.facts, parts.spec.sync
         chooses = sync.inner_steps == "auto"
         self._rounds = OwnRounds(
             facts.peer_id,
@@ -100,7 +100,7 @@ class PairRounds:
             debt=facts.debt,
         )
         self._pace = Pace(sync.round_steps, facts)
-        self._own_length = OwnLength(parts.around, parts.held.view) if chooses else None
+        self._own_length = OwnLength(parts.services, parts.held.view) if chooses else None
         self._finale = FinalRounds(parts, validation, waits_for_exchanges=chooses)
         self._is_whole, self._overlap = sync.pairs.is_whole, sync.overlap
         self._flush_is_due = not (sync.final_averaging or self._is_whole)
@@ -329,7 +329,7 @@ class PairAveraging:
     @property
     def round(self) -> int:
         """The round of the last outer step; with fragments, which step in rounds, the last over."""
-        facts = self._parts.around.facts
+        facts = self._parts.services.facts
         if self._is_whole:
             return self.lanes[0].outer.round
         return facts.round if facts.state is PeerState.FINISHED else facts.round - 1
@@ -345,14 +345,14 @@ class PairAveraging:
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
         parts = self._parts
-        validation = Validation(parts.spec.sync.validate_every, parts.around, parts.domains)
+        validation = Validation(parts.spec.sync.validate_every, parts.services, parts.domains)
         self._rounds = PairRounds(parts, self, validation)
         return RoundLoop(parts, self._rounds, validation, start_trainer)
 
     async def serve(self) -> None:
         """Look for partners and answer proposals until cancelled, once the fragments are known."""
         await self._is_cut.wait()
-        await GossipServer(self._parts.around.network, [lane.gossip for lane in self.lanes]).run()
+        await GossipServer(self._parts.services.network, [lane.gossip for lane in self.lanes]).run()
 
     @property
     def meetings(self) -> list[FinalMeetings]:
@@ -379,7 +379,7 @@ class PairAveraging:
             fragment.spans,
         )
         group, layout_digest = held.group.digest, held.shape.layout_digest
-        events: Events = parts.around.events
+        events: Events = parts.services.events
         if not self._is_whole:
             group = Group(held.group.run_id, f"fragment/{fragment.index}").digest
             layout_digest = fragment_layout_digest(layout_digest, fragment)
@@ -391,18 +391,18 @@ class PairAveraging:
             codec=held.codec,
             vectors=2 if outer.needs_phi_codes else 1,
             padded_parameters=fragment.size,
-            declined_now=lambda: declined_in(parts.around.facts.state),
+            declined_now=lambda: declined_in(parts.services.facts.state),
             # Streams are bounded for each remote peer, and all fragments may have the same partner.
             max_stripes=max(0, MAX_STRIPES // num_fragments - (num_fragments > 1)),
         )
         gossip = Gossip(
             agreement,
-            parts.around.network,
-            parts.around.work,
+            parts.services.network,
+            parts.services.work,
             candidates=parts.candidates_of(fragment.index),
             events=events,
-            refused=parts.around.facts.refused,
-            packing=parts.around.facts.packing,
+            refused=parts.services.facts.refused,
+            packing=parts.services.facts.packing,
         )
         return PairLane(parts, outer, gossip, events, self.lock)
 

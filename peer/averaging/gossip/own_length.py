@@ -17,7 +17,7 @@ import trio
 
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.rounds.surroundings import Surroundings
+from peer.rounds.services import Services
 from peer.runtime import PeerId
 from peer.training.messages import RoundClosed
 from protocol.gossip.round_length import (
@@ -43,10 +43,10 @@ _Visit = tuple[PeerId, int, str]
 class OwnLength:
     """Writes `facts.chosen_inner_steps`."""
 
-    def __init__(self, around: Surroundings, view: View) -> None:
+    def __init__(self, services: Services, view: View) -> None:
         self._length = RoundLength()
-        self._facts, self._events = around.facts, around.events
-        self._view, self._work, self._network = view, around.work, around.network
+        self._facts, self._events = services.facts, services.events
+        self._view, self._work, self._network = view, services.work, services.network
         self._averaging_cpu = AveragingCpu()
         self._alone = False
         self._welcomed: frozenset[_Visit] = frozenset()

@@ -35,7 +35,7 @@ PLAIN: Final = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
-"""Where the tokenizer has none: a line with the role, the words, and the token that ends a text."""
+"""For tokenizers without one: a line with the role, the words, and the token that ends a text."""
 
 Messages = list[dict[str, Any]]
 TRIED: Final[Messages] = [{"role": "user", "content": "?"}, {"role": ASSISTANT, "content": "!"}]

@@ -121,7 +121,7 @@ class Shard:
 
     @property
     def place(self) -> str:
-        """Its place, for people."""
+        """The place of a text, for people."""
         if self.kind != "hf":
             return self.where
         return f"hf:{self.where}, shard {self.number} of {self.of}"

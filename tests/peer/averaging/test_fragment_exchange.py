@@ -17,7 +17,7 @@ from peer.facts import Facts
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet
 from peer.observe.events import EventLog
-from peer.rounds.surroundings import Surroundings
+from peer.rounds.services import Services
 from peer.runtime.work import SimulatedWork
 from protocol.diloco.collecting import MAX_COLLECT_S
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
@@ -93,7 +93,7 @@ class World:
     async def exchange(self) -> AsyncIterator[FragmentExchange]:
         async with self.internet.open_network(IDS[0]) as network:
             self.lock, self.addresses = trio.Lock(), network.addresses
-            around = Surroundings(
+            services = Services(
                 network=network,
                 work=SimulatedWork(),
                 roster=Roster(silence_s=10.0),
@@ -102,7 +102,7 @@ class World:
                 sign=IDENTITIES[0].sign,
             )
             parts = FragmentParts(
-                around=around,
+                services=services,
                 group=GROUP,
                 members=self,
                 trainer=self.trainer,

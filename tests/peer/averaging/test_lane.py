@@ -89,7 +89,7 @@ def step(
     async def take():
         parts: Any = SimpleNamespace(
             spec=spec,
-            around=SimpleNamespace(facts=Facts("own", 1), work=SimulatedWork()),
+            services=SimpleNamespace(facts=Facts("own", 1), work=SimulatedWork()),
             observe_round=lambda timing: None,
         )
         steps = PairLane(parts, outer, cast(Gossip, doubts), Quiet(), trio.Lock())

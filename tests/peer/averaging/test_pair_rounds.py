@@ -70,8 +70,8 @@ class World:
         self.told: list[tuple[float, Any]] = []
         self.facts = Facts("me", 1, steps_per_s=1.0)
         events = EventLog(lambda _: None, peer="me", wall_time_s=lambda: 0.0, stream=None)
-        around: Any = SimpleNamespace(facts=self.facts, events=events)
-        self.validation = Validation(1, around)
+        services: Any = SimpleNamespace(facts=self.facts, events=events)
+        self.validation = Validation(1, services)
         averaging: Any = SimpleNamespace(
             lanes=[Steps(fragment, self.log) for fragment in range(FRAGMENTS)]
         )
@@ -81,7 +81,7 @@ class World:
         parts: Any = SimpleNamespace(
             spec=RunSpec(sync=sync, training=TrainingSection(batch_size=BATCH_SIZE)),
             amended=SimpleNamespace(total_steps_at=lambda _: ROUNDS * H),
-            around=around,
+            services=services,
             held=SimpleNamespace(view=None),
             candidates_of=lambda _: None,
         )

@@ -16,7 +16,7 @@ from peer.facts import Facts
 from peer.network.simulated import LinkModel, SimulatedInternet, SimulatedLink, SimulatedNetwork
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.rounds.surroundings import Surroundings
+from peer.rounds.services import Services
 from peer.runtime.work import SimulatedWork
 from peer.simulation.swarm import identity_of
 from peer.training.corpus.blocks import Corpus
@@ -123,7 +123,7 @@ class World:
             fetcher = PieceFetcher(
                 store,
                 self.plan,
-                Surroundings(
+                Services(
                     network=network,
                     work=work,
                     roster=roster,

@@ -15,9 +15,9 @@ from trio.testing import MockClock
 from peer.content.fetching import (
     ANSWER_S,
     RATE_WINDOW_S,
+    ContentClient,
     ExpectedState,
-    Fetcher,
-    Gathering,
+    StateDownload,
     slowest_rate,
     whole_state,
 )
@@ -267,11 +267,13 @@ async def test_a_source_that_trickles_is_left_within_minutes_and_its_chunks_are_
     monkeypatch.setattr("peer.content.fetching.STALL_S", 1e6)
     async with world(tmp_path) as made:
         vectors = empty_vectors()
-        gathering = Gathering(*vectors)
+        download = StateDownload(*vectors)
 
-        async def begin(fetcher: Fetcher, after: Callable[[float], Any]) -> Any:
-            gathering.on_progress = lambda: after(gathering.share)
-            return await gathering.lead(fetcher, await fetcher.description(ExpectedState(GROUP), P))
+        async def begin(fetcher: ContentClient, after: Callable[[float], Any]) -> Any:
+            download.on_progress = lambda: after(download.share)
+            return await download.follow(
+                fetcher, await fetcher.description(ExpectedState(GROUP), P)
+            )
 
         async with made.fetcher() as fetcher:
             took = await some_chunks(fetcher, begin, lambda: trickle(made))
@@ -287,8 +289,8 @@ async def test_a_source_that_trickles_is_left_within_minutes_and_its_chunks_are_
 
 
 async def some_chunks(
-    fetcher: Fetcher,
-    begin: Callable[[Fetcher, Callable[[float], Any]], Awaitable[Any]],
+    fetcher: ContentClient,
+    begin: Callable[[ContentClient, Callable[[float], Any]], Awaitable[Any]],
     slow_down: Callable[[], None],
 ) -> float:
     """Fetch until the source trickles; for how long it then was waited for."""

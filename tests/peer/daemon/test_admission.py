@@ -80,7 +80,7 @@ async def test_a_hello_that_cannot_be_ours_is_refused_with_its_reason(tmp_path):
             with pytest.raises(Refused, match="no version of content, gossip") as version:
                 await greet(swarm, network, protocols=("hello/1", "gossip/9", "state/1"))
             assert version.value.reason is RefusalReason.VERSION
-            _, _, told_here = existing(swarm["a"].facts.company.turned_away)
+            _, _, told_here = existing(swarm["a"].facts.unlinked.turned_away)
             assert f"you ({GREETING.software})" in version.value.sentence
             assert f"the other peer ({GREETING.software})" in told_here
             talk, answer = await greet(swarm, network)

@@ -16,9 +16,9 @@ from swarm_worlds import outcomes, simulated, start, toy_spec
 from peer.content.fetching import ExpectedState
 from peer.content.state_file import StateManifest, StateMemory
 from peer.daemon import fetched
-from peer.daemon.beginning import NOTHING_TRAINED, Arrival, FirstState, Fresh, cannot_tell
+from peer.daemon.beginning import NOTHING_TRAINED, FirstState, Fresh, StartContext, cannot_tell
 from peer.daemon.expert_beginning import FromFounder
-from peer.daemon.fetched import Fetched
+from peer.daemon.fetched import FromPeers
 from peer.daemon.kept_experts import digest_of_weights
 from peer.daemon.provision import Supplies
 from peer.daemon.sources import NobodyHelped
@@ -76,19 +76,19 @@ class OneState:
     talk = SimpleNamespace(bytes_received=0, remote_peer_id="source")
 
 
-def arrival(lines: list[bytes], sources: Any = None, spec: RunSpec = SPEC) -> Arrival:
+def context(lines: list[bytes], sources: Any = None, spec: RunSpec = SPEC) -> StartContext:
     roster = Roster(5.0)
     log = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
-    ports: Any = SimpleNamespace(facts=Facts("me", 1), events=log, roster=roster, sign=bytes)
-    ports.network = None
+    services: Any = SimpleNamespace(facts=Facts("me", 1), events=log, roster=roster, sign=bytes)
+    services.network = None
     view = View(roster, GROUP.digest)
-    return Arrival(
+    return StartContext(
         AmendedSpec(spec),
         HeldPart(GROUP, PartShape(LAYOUT, P), "int8", view),
         DataPlan(1, 100),
         np.zeros(P, np.float32),
         np.zeros(P, np.float32),
-        ports=ports,
+        services=services,
         sources=sources,
         look_around=trio.sleep_forever,
         meet=trio.sleep_forever,
@@ -105,7 +105,7 @@ async def test_fresh_weights_have_no_past(autojump_clock):
         slow_P[:] = 3.0
 
     lines: list[bytes] = []
-    place = arrival(lines)
+    place = context(lines)
     assert await Fresh(initialise).take(place) == NOTHING_TRAINED
     assert (place.slow_P == 3.0).all()
     assert not place.momentum_P.any()
@@ -115,11 +115,11 @@ async def test_fresh_weights_have_no_past(autojump_clock):
 async def test_a_fetched_state_stands_where_its_source_stood(autojump_clock, monkeypatch):
     monkeypatch.setattr(fetched, "_heard_steps", lambda *_: [150])
     lines: list[bytes] = []
-    place = arrival(lines, OneState(scalars(), momentum=2.0))
-    assert await Fetched().take(place) == FirstState(round=7, step=150, epoch=1, position=40)
+    place = context(lines, OneState(scalars(), momentum=2.0))
+    assert await FromPeers().take(place) == FirstState(round=7, step=150, epoch=1, position=40)
     assert (place.slow_P[0], place.momentum_P[0]) == (1.0, 2.0)
-    progress = place.ports.facts.progress
-    assert place.ports.facts.doing == "fetching the state"
+    progress = place.services.facts.progress
+    assert place.services.facts.doing == "fetching the state"
     assert progress is not None
     assert (progress.part, progress.share) == ("from 1 peer", 1.0)
     (line,) = lines
@@ -138,7 +138,7 @@ async def test_no_source_alone_moves_us_ahead_of_the_others(
     autojump_clock, monkeypatch, said, heard, believed
 ):
     monkeypatch.setattr(fetched, "_heard_steps", lambda *_: heard)
-    taken = await Fetched().take(arrival([], OneState(scalars(step=said))))
+    taken = await FromPeers().take(context([], OneState(scalars(step=said))))
     assert taken.step == believed
 
 
@@ -171,8 +171,8 @@ async def test_first_weights_are_those_that_the_founder_signed(autojump_clock, l
         config="{}", layout_digest=LAYOUT, parameters=P, padded_parameters=P, weights=weights
     )
     sources = States(liar, OneState(scalars(step=0)))
-    place = arrival([], sources, SPEC.model_copy(update={"frozen": frozen}))
-    place.ports.work = SimulatedWork()
+    place = context([], sources, SPEC.model_copy(update={"frozen": frozen}))
+    place.services.work = SimulatedWork()
     assert await FromFounder().take(place) == NOTHING_TRAINED
     assert sources.in_vain == in_vain
     assert (place.slow_P == 1.0).all()
@@ -198,14 +198,14 @@ async def test_whoever_begins_in_the_first_round_of_fragments_says_nothing_of_an
 class Restored:
     """A state from a checkpoint, as another beginning would be written."""
 
-    ages = False
+    goes_stale = False
 
     def __init__(self, value: float, first: FirstState) -> None:
         self._value, self._first = value, first
 
-    async def take(self, place: Arrival) -> FirstState:
+    async def take(self, place: StartContext) -> FirstState:
         await trio.lowlevel.checkpoint()
-        place.ports.facts.now_doing("restoring the state")
+        place.services.facts.now_doing("restoring the state")
         place.slow_P[:], place.momentum_P[:] = self._value, 0.0
         return self._first
 

@@ -38,13 +38,13 @@ class OpenLinks:
 
 def _bootstrap(resolve, lines, pins=None, *, addresses=("h:1",), links=NO_LINKS, probe=None):
     events = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
-    ports: Any = SimpleNamespace(
+    services: Any = SimpleNamespace(
         facts=Facts("me", 1),
         events=events,
         pins=pins or Pins(),
         network=SimpleNamespace(probe=probe),
     )
-    return Bootstrap(ports, links, addresses, resolve=resolve)
+    return Bootstrap(services, links, addresses, resolve=resolve)
 
 
 async def test_our_own_identity_at_the_bootstrap_address_is_refused(autojump_clock):

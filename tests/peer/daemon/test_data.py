@@ -149,7 +149,7 @@ async def test_a_founders_tokenizer_runs_on_nothing_that_the_user_has_not_named(
 ) -> None:
     """The standard library is here too, and would be tokenised for hours by a hostile one."""
     spec, corpus = await founded(tmp_path)
-    for name in ("prepare_corpus", "prepare_apart"):
+    for name in ("prepare_corpus", "prepare_in_child"):
         monkeypatch.setattr(data_module, name, refuse)
     update = {"source": "stdlib", "tokenizer_digest": "2" * 32}
     spec = spec.model_copy(update={"data": spec.data.model_copy(update=update)})

@@ -130,7 +130,7 @@ async def test_who_follows_waits_for_minutes_says_why_and_ends(monkeypatch, auto
     parts = parts_of(swarm)
     monkeypatch.setattr(swarm, "enter", trio.sleep_forever)
     monkeypatch.setattr(entry_file, "Bootstrap", lambda *_: swarm)
-    parts.facts.company.failing["/ip4/203.0.113.5"] = "dial: nobody listens"
+    parts.facts.unlinked.failing["/ip4/203.0.113.5"] = "dial: nobody listens"
     following, nursery = Following(swarm.run_id, lambda _: None), None
     with pytest.raises(LocoError, match="not reached for 5 minutes .dial: nobody listens.") as left:
         await join((), None, None, parts, lambda *_: None, nursery, following)  # type: ignore[arg-type]

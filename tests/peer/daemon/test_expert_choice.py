@@ -137,7 +137,7 @@ async def test_when_an_expert_is_trained_its_peers_go_on_with_others_and_one_ser
             assert expert_of(swarm[name]) == expert
         await swarm.until(lambda: any(swarm[name].ended.is_set() for name in "ce"))
         mover, keeper = ("c", "e") if swarm["c"].ended.is_set() else ("e", "c")
-        assert swarm[mover].facts.over
+        assert swarm[mover].facts.run_over
         assert expert_of(await go_over(swarm, mover)) == "math"
         await swarm.finished("b", "d", mover)
         assert not swarm[keeper].ended.is_set(), "it serves the model"

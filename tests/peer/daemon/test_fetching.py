@@ -5,7 +5,7 @@ import trio
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.content.service import ContentService
-from peer.daemon.sources import FINAL_REFUSALS
+from peer.daemon.sources import PERMANENT_REFUSALS
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import SimulatedSwarm, open_swarm
 from protocol.errors import Refused
@@ -42,7 +42,7 @@ class Refusing:
 
 
 @pytest.mark.parametrize("what", [GetSpec, GetBlob, GetState])
-@pytest.mark.parametrize("reason", sorted(FINAL_REFUSALS))
+@pytest.mark.parametrize("reason", sorted(PERMANENT_REFUSALS))
 def test_when_everybody_refuses_for_good_the_join_ends(tmp_path, monkeypatch, what, reason):
     @simulated()
     async def join() -> None:

@@ -203,7 +203,7 @@ async def test_who_was_cut_off_as_the_others_ended_joins_again(tmp_path):
         await start(swarm, "a", "b", "c")
         await swarm.until(lambda: swarm["c"].facts.step >= 20)
         swarm.isolate("c")
-        await swarm.until(lambda: swarm["c"].facts.ended)
+        await swarm.until(lambda: swarm["c"].facts.training_averaged)
         assert not swarm["c"].view.alive(trio.current_time())
         await swarm.finished("a", "b")
         swarm.internet.heal()
@@ -221,7 +221,7 @@ async def test_the_last_one_left_does_not_wait_for_ever(tmp_path):
         await start(swarm, "a", "b")
         await swarm.until(lambda: swarm["b"].facts.step >= 10)
         swarm.kill("b")
-        await swarm.until(lambda: swarm["a"].facts.ended)
+        await swarm.until(lambda: swarm["a"].facts.training_averaged)
         ended_s = trio.current_time()
         await swarm.finished()
         assert swarm["a"].failure is None

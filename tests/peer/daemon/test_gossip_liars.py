@@ -58,7 +58,7 @@ def met_after(peer: SimulatedPeer, round_: int) -> set[str]:
 
 
 def ignores(peer: SimulatedPeer) -> bool:
-    return peer.links._reputation.judge_conduct(LIAR) is not None
+    return peer.links._reputation.conduct_refusal_of(LIAR) is not None
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ async def say_hello(swarm, greeter: str, claim: int) -> None:
 
 @pytest.mark.parametrize("method", ["diloco", "noloco"])
 def test_hellos_alone_move_nobody_however_many_they_are(tmp_path, method):
-    """Three of five: without what is heeded both would jump, or join again where nobody is."""
+    """Three of five: without what is trusted both would jump, or join again where nobody is."""
     spec = fragment_spec(ROUNDS) if method == "diloco" else toy_spec(ROUNDS)
 
     @simulated(SEED, limit_s=300)

@@ -48,23 +48,23 @@ def dialler_of(roster: Roster, dial: Dial | None = None) -> tuple[Dialler, PeerB
 def test_one_peer_names_so_many_and_all_together_so_many():
     roster = Roster(10.0)
     hearsay, _ = dialler_of(roster)
-    hearsay.told(0.0, "liar", many("x"))
-    hearsay.told(0.0, "liar", many("y"))
+    hearsay.on_peer_list(0.0, "liar", many("x"))
+    hearsay.on_peer_list(0.0, "liar", many("y"))
     assert len(roster.members()) == HEARSAY.per_peer
-    hearsay.told(0.0, "honest", named("real", "me"))
+    hearsay.on_peer_list(0.0, "honest", named("real", "me"))
     assert roster.get("real") is not None
     assert roster.get("me") is None
     for number in range(2 * HEARSAY.total // HEARSAY.per_peer):
-        hearsay.told(0.0, f"liar-{number}", many(f"z{number}"))
+        hearsay.on_peer_list(0.0, f"liar-{number}", many(f"z{number}"))
     assert len(roster.members()) == HEARSAY.total
 
 
 def test_a_name_that_is_linked_makes_room_for_another():
     roster = Roster(10.0)
     hearsay, _ = dialler_of(roster)
-    hearsay.told(0.0, "b", many("x", HEARSAY.per_peer))
+    hearsay.on_peer_list(0.0, "b", many("x", HEARSAY.per_peer))
     hearsay.linked("x-0")
-    hearsay.told(0.0, "b", named("y", "z"))
+    hearsay.on_peer_list(0.0, "b", named("y", "z"))
     assert (roster.get("y") is None, roster.get("z") is None) == (False, True)
 
 
@@ -73,7 +73,7 @@ def test_names_say_nothing_of_whom_we_know_and_drive_nobody_out():
     hearsay, _ = dialler_of(roster)
     roster.record(PeerRecord("a", 3, ("/ip4/10.0.0.1/tcp/1",), 1.0))
     roster.heard(0.0, "quiet", 4)
-    hearsay.told(0.0, "liar", named("a", "quiet", "new"))
+    hearsay.on_peer_list(0.0, "liar", named("a", "quiet", "new"))
     a, quiet = roster.get("a"), roster.get("quiet")
     assert a is not None
     assert quiet is not None
@@ -101,14 +101,14 @@ async def test_dials_to_names_leave_room_and_end(autojump_clock):
         async def look(seconds: float) -> None:
             end_s = trio.current_time() + seconds
             while trio.current_time() < end_s:
-                dialler.look(nursery, trio.current_time(), (), MAX_LINKS)
+                dialler.dial_due(nursery, trio.current_time(), (), MAX_LINKS)
                 await trio.sleep(1.0)
 
-        dialler.told(0.0, "liar", many("x"))
+        dialler.on_peer_list(0.0, "liar", many("x"))
         await look(3.0)
         assert most == HEARSAY_DIALS.per_peer
         for number in range(4):
-            dialler.told(0.0, f"liar-{number}", many(f"x{number}"))
+            dialler.on_peer_list(0.0, f"liar-{number}", many(f"x{number}"))
         await look(3.0)
         assert most == HEARSAY_DIALS.total
         roster.record(PeerRecord("zz", 1, NOWHERE, 1.0))  # from its own record
@@ -137,7 +137,7 @@ async def test_a_peer_whose_own_dial_was_quicker_refuses_nobody(autojump_clock):
     for name in ("quicker", "other"):
         roster.record(PeerRecord(name, 1, NOWHERE, 1.0))
     async with trio.open_nursery() as nursery:
-        dialler.look(nursery, trio.current_time(), linked, MAX_LINKS)
+        dialler.dial_due(nursery, trio.current_time(), linked, MAX_LINKS)
     assert list(dialler.refusals) == list(dialler.failures) == ["other"]
 
 
@@ -154,7 +154,7 @@ def test_a_list_of_peers_is_no_work_for_a_full_roster():
             return super().values()
 
     roster._members = Counted(roster._members)
-    dialler_of(roster)[0].told(0.0, "liar", many("x"))
+    dialler_of(roster)[0].on_peer_list(0.0, "liar", many("x"))
     assert looked == 0
     for number in range(HEARSAY.per_peer):  # what peers say of themselves has a place
         roster.heard(1.0, f"alive-{number}", 1)

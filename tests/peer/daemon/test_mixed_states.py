@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from swarm_worlds import simulated, start, toy_spec, weights_bytes
 
-from peer.content.fetching import RATE_WINDOW_S, Fetcher
+from peer.content.fetching import RATE_WINDOW_S, ContentClient
 from peer.content.state_file import state_bytes
 from peer.daemon.fetched import MAX_HELPERS, Witnesses
 from peer.network.simulated import LinkModel
@@ -52,13 +52,13 @@ class Described:
     ) -> None:
         self.names: list[str] = []
         self._liar = liar
-        self._honest = Fetcher.description
+        self._honest = ContentClient.description
         self.swarm = swarm
 
         async def description(fetcher, expected, size):
             return await self._described_by(fetcher, expected, size)
 
-        monkeypatch.setattr(Fetcher, "description", description)
+        monkeypatch.setattr(ContentClient, "description", description)
 
     async def _described_by(self, fetcher, expected, size):
         name = self.name_of(fetcher.remote_peer_id)

@@ -37,8 +37,8 @@ def log_to(lines: list[bytes]) -> EventLog:
 def own_length(own: Facts, view: View, lines: list[bytes], work: Work | None = None) -> OwnLength:
     network = SimpleNamespace(statistics=lambda: NetworkStatistics({}, {}, p2pd_pid=7))
     work = work or SimulatedWork()
-    around: Any = SimpleNamespace(facts=own, events=log_to(lines), work=work, network=network)
-    return OwnLength(around, view)
+    services: Any = SimpleNamespace(facts=own, events=log_to(lines), work=work, network=network)
+    return OwnLength(services, view)
 
 
 class BusyWork(SimulatedWork):
@@ -74,7 +74,7 @@ def tell(
 def other(name: str, *, speed: float, step: int = 0) -> Member:
     now_s = trio.current_time()
     progress = Progress("training", 0, 0.0, speed, 0, 0, step=step)
-    return Member(name, 1, alive=True, progress=progress, told_s=now_s, moved_s=now_s)
+    return Member(name, 1, alive=True, progress=progress, told_s=now_s, changed_s=now_s)
 
 
 @simulated()

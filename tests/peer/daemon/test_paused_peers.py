@@ -85,8 +85,8 @@ def one_peer(state: PeerState) -> Pause:
     """What a peer in this state lets its user do."""
     facts = Facts("me", 1, state=state)
     events = EventLog(lambda _: None, peer="me", wall_time_s=lambda: 0.0)
-    around: Any = SimpleNamespace(facts=facts, events=events)
-    return Pause(around, EMPTY, DataPlan(1, 100))
+    services: Any = SimpleNamespace(facts=facts, events=events)
+    return Pause(services, EMPTY, DataPlan(1, 100))
 
 
 EMPTY = View(Roster(10.0), "group")

@@ -67,8 +67,8 @@ async def open_node(stack: AsyncExitStack, internet: SimulatedInternet, number: 
         node.reserved_at.append(relay)
         return 600.0
 
-    ports: Any = SimpleNamespace(network=network, roster=roster, facts=facts, events=events)
-    reaching = Reaching(ports, reserve)
+    services: Any = SimpleNamespace(network=network, roster=roster, facts=facts, events=events)
+    reaching = Reaching(services, reserve)
     node = Node(network, roster, facts, reaching)
     return node
 

@@ -9,7 +9,7 @@ import trio
 
 from peer.content.fetching import ExpectedState
 from peer.content.state_file import StateManifest, StateMemory
-from peer.daemon.beginning import Arrival, FirstState, Fresh, cannot_tell
+from peer.daemon.beginning import FirstState, Fresh, StartContext, cannot_tell
 from peer.daemon.provision import Rebuilt
 from peer.facts import Facts, HeldPart, PartShape
 from peer.observe.event_names import EventName
@@ -71,12 +71,12 @@ async def begun(roster: Roster) -> tuple[Any, FirstState, dict[str, Any]]:
     slow_P, momentum_P = np.zeros((2, shape.padded_parameters), np.float32)
     sources: Any = Neighbours()
     log = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
-    ports: Any = SimpleNamespace(facts=Facts("me", 1), events=log, roster=roster)
+    services: Any = SimpleNamespace(facts=Facts("me", 1), events=log, roster=roster)
 
     async def initialise(slow_P: Any) -> None:
         slow_P[:] = FIRST
 
-    arrival = Arrival(
+    context = StartContext(
         AmendedSpec(SPEC),
         HeldPart(
             group,
@@ -87,13 +87,13 @@ async def begun(roster: Roster) -> tuple[Any, FirstState, dict[str, Any]]:
         DataPlan(1, 100),
         slow_P,
         momentum_P,
-        ports=ports,
+        services=services,
         sources=sources,
         look_around=trio.sleep_forever,
         meet=trio.sleep_forever,
         measure=cannot_tell,
     )
-    first = await Rebuilt(LOST, Fresh(initialise), LAYOUTS).take(arrival)
+    first = await Rebuilt(LOST, Fresh(initialise), LAYOUTS).take(context)
     assert not momentum_P.any()
     (line,) = lines
     told = json.loads(line)

@@ -23,8 +23,8 @@ def test_a_join_in_mid_round_changes_no_share_of_that_round(tmp_path, monkeypatc
     shares = defaultdict[str, list[set[str]]](list)
     now = DataShares.now
 
-    def noted(self, training, heeded):
-        found = now(self, training, heeded)
+    def noted(self, training, trusted):
+        found = now(self, training, trusted)
         shares[self._facts.peer_id].append({peer for peer, _ in found})
         return found
 

@@ -106,7 +106,7 @@ async def test_each_peer_knows_who_averages_with_whom(tmp_path):
         await swarm.until(lambda: swarm["a"].facts.step > 600)
         ids = [swarm[name].peer_id for name in "abc"]
         told = swarm["a"].report.snapshot(history=False)["pairs"]
-        really = [[swarm[x].facts.meetings.get(y) for y in ids] for x in "abc"]
+        really = [[swarm[x].facts.partners.get(y) for y in ids] for x in "abc"]
     places = [told["peers"].index(peer_id) for peer_id in ids]
     for i, x in enumerate(places):
         for j, y in enumerate(places):
@@ -164,7 +164,7 @@ async def test_a_run_leaves_its_curve(tmp_path):
         nursery.start_soon(swarm["a"].report.keep_history)
         await swarm.finished()
         told = swarm["a"].report.snapshot(history=True)
-        met = swarm["a"].facts.meetings[swarm["b"].peer_id]
+        met = swarm["a"].facts.partners[swarm["b"].peer_id]
         nursery.cancel_scope.cancel()
     steps = [step for step in told["history"]["step"] if step]
     assert len(told["history"]["step"]) < MOST_POINTS

@@ -14,7 +14,7 @@ from peer.daemon.greeting import BEAT_S
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, identity_of, open_swarm
-from protocol.membership.view import HEEDED_AFTER_S
+from protocol.membership.view import TRUSTED_AFTER_S
 from protocol.schedule.rounds import LARGEST_CHANGE, LARGEST_RATIO, VARIED
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 SEED, INNER_STEPS = 1, 20
 HONEST = "abc"
 LIARS = [f"liar{number}" for number in range(5)]
-LIES_S = 2 * HEEDED_AFTER_S
+LIES_S = 2 * TRUSTED_AFTER_S
 RELAYED = ("/ip4/192.0.2.9/tcp/1/p2p/{relay}/p2p-circuit",)
 """Who is reached through relays only is not chosen as an owner: this is about speeds alone."""
 MOST_STEPS = INNER_STEPS * LARGEST_RATIO / LARGEST_CHANGE * (1 + VARIED)
@@ -84,7 +84,7 @@ def test_speeds_that_most_of_a_view_tells_for_seconds_cost_seconds(tmp_path, met
                 quotas = [event["quota"] for event in peer.events(EventName.ROUND_OPENED)]
                 print(method, speed, peer.name, quotas, peer.facts.step)
                 assert max(quotas) <= MOST_STEPS
-                assert max(quotas) > 5 * INNER_STEPS or speed > 1, "they were heeded"
+                assert max(quotas) > 5 * INNER_STEPS or speed > 1, "they were trusted"
                 assert len(peer.events(EventName.ROUND_CLOSED)) >= closed[peer.name] + 5
                 assert peer.facts.state is PeerState.TRAINING
 

@@ -16,8 +16,8 @@ from peer.training.messages import Evaluated
 
 async def test_a_tenth_of_the_time_first_and_a_fiftieth_later(autojump_clock: MockClock) -> None:
     events = EventLog(lambda _: None, peer="me", wall_time_s=lambda: 0.0, stream=None)
-    around: Any = SimpleNamespace(facts=Facts("me", 1), events=events)
-    validation, line = Validation(1, around), SimpleNamespace(send=_sent)
+    services: Any = SimpleNamespace(facts=Facts("me", 1), events=events)
+    validation, line = Validation(1, services), SimpleNamespace(send=_sent)
     begun_s = []
     for round_ in range(FIRST_VALIDATIONS + 5):
         while not validation.is_due(round_):

@@ -294,7 +294,7 @@ async def test_an_amendment_is_refused_when_the_run_is_over_and_by_one_that_is_b
         await swarm.finished("a")
         await kill(swarm, "a")
         founder = await back(swarm, "a")
-        await swarm.until(lambda: founder.facts.over)
+        await swarm.until(lambda: founder.facts.run_over)
         with pytest.raises(LocoError, match="has ended"):
             await amend(founder)
 
@@ -339,7 +339,7 @@ async def test_the_last_checkpoint_is_written_as_soon_as_there_is_room(tmp_path,
         await kill(swarm, "a")
         again = await back(swarm, "a")
         await swarm.finished()
-        assert again.facts.over
+        assert again.facts.run_over
         assert not again.events(EventName.ROUND_CLOSED)
 
 
@@ -374,7 +374,7 @@ async def test_a_trainer_that_dies_over_its_part_blocks_no_later_checkpoint(
     vector = np.ones(9, np.float32)
     averaging: Any = SimpleNamespace(slow_P=vector, momentum_P=vector, round=1)
     way: Any = SimpleNamespace(wait_idle=trio.lowlevel.checkpoint)
-    ports: Any = SimpleNamespace(
+    services: Any = SimpleNamespace(
         checkpoints=store,
         facts=facts,
         events=log,
@@ -382,7 +382,7 @@ async def test_a_trainer_that_dies_over_its_part_blocks_no_later_checkpoint(
         directory=SimpleNamespace(swarm_time_s=lambda: 0.0),
         version="0",
     )
-    checkpointing = Checkpointing(CheckpointPlan(1.0), held, ports)
+    checkpointing = Checkpointing(CheckpointPlan(1.0), held, services)
     checkpointing.on_trainer_started(SilentLine())  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(checkpointing.run, averaging)
@@ -414,9 +414,9 @@ class Told:
         self.refusals: dict[str, Refused] = {}
         self.lines: list[bytes] = []
         log = EventLog(self.lines.append, peer="me", wall_time_s=lambda: 0.0, stream=None)
-        ports: Any = SimpleNamespace(roster=self.roster, facts=self.facts, events=log)
+        services: Any = SimpleNamespace(roster=self.roster, facts=self.facts, events=log)
         dialler: Any = SimpleNamespace(refusals=self.refusals, failures={})
-        self.neighbours = RememberedPeers(ports, dialler, alone=False)
+        self.neighbours = RememberedPeers(services, dialler, alone=False)
         self.neighbours.remember(remembered)
 
     def refuse(self, peer_id: str, reason: RefusalReason) -> None:

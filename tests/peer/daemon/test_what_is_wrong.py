@@ -28,7 +28,7 @@ async def test_nothing_is_wrong_in_a_healthy_swarm_from_its_second_round_to_its_
     async with open_swarm(1, toy_spec(rounds=16), tmp_path) as swarm:
         await start(swarm, *"abc")
         told = []
-        while min(peer.facts.over for peer in swarm.peers.values()) is False:
+        while min(peer.facts.run_over for peer in swarm.peers.values()) is False:
             told += [all_wrong(swarm)] if all_wrong(swarm) else []
             await trio.sleep(0.5)
         assert told == []

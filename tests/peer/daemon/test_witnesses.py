@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from swarm_worlds import simulated, start, toy_spec
 
-from peer.content.fetching import Fetcher
+from peer.content.fetching import ContentClient
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, open_swarm
@@ -32,7 +32,7 @@ def spoil(peer: SimulatedPeer, factor: float) -> None:
 @pytest.mark.parametrize("factor", [-1.0, 10.0])
 def test_a_state_that_is_unlike_all_others_is_not_taken(tmp_path, monkeypatch, factor):
     """The peer that the joiner asks first lies about all its weights."""
-    description = Fetcher.description
+    description = ContentClient.description
 
     @simulated(SEED)
     async def run():
@@ -47,7 +47,7 @@ def test_a_state_that_is_unlike_all_others_is_not_taken(tmp_path, monkeypatch, f
                 asked.append(fetcher.remote_peer_id)
                 return await description(fetcher, expected, size)
 
-            monkeypatch.setattr(Fetcher, "description", lie)
+            monkeypatch.setattr(ContentClient, "description", lie)
             swarm.join("d", SLOW)
             await swarm.until(swarm["d"].ready.is_set)
             assert source_of(swarm["d"]) == asked[1] != asked[0]
@@ -61,7 +61,7 @@ def test_a_state_that_is_like_the_others_and_has_a_far_higher_loss_is_not_taken(
 ):
     """Samples see nothing, as of a lie about few weights; the loss on held-out blocks does."""
     monkeypatch.setattr("peer.daemon.fetched.is_unlike", lambda sample, witnesses: False)
-    description = Fetcher.description
+    description = ContentClient.description
 
     @simulated(SEED)
     async def run():
@@ -77,7 +77,7 @@ def test_a_state_that_is_like_the_others_and_has_a_far_higher_loss_is_not_taken(
                 asked.append(fetcher.remote_peer_id)
                 return await description(fetcher, expected, size)
 
-            monkeypatch.setattr(Fetcher, "description", lie)
+            monkeypatch.setattr(ContentClient, "description", lie)
             swarm.join("d", SLOW)
             await swarm.until(swarm["d"].ready.is_set)
             assert source_of(swarm["d"]) == asked[0 if honest else 1]

@@ -21,8 +21,8 @@ async def test_weights_that_have_diverged_claim_nothing_that_peers_would_refuse(
     facts = Facts("me", 1)
     events = EventLog(lambda _: None, peer="me", wall_time_s=lambda: 0.0, stream=None)
     domains = MeasuredDomains(0, lambda: [BLOCKS], np.zeros(1 << 16, np.float32))
-    around: Any = SimpleNamespace(facts=facts, events=events)
-    validation = Validation(1, around, domains)
+    services: Any = SimpleNamespace(facts=facts, events=events)
+    validation = Validation(1, services, domains)
 
     async def send(_: object) -> None:
         await trio.lowlevel.checkpoint()

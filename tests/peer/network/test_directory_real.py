@@ -61,11 +61,11 @@ class Judge:
     def __init__(self, *refused):
         self._refused = refused
 
-    def judge(self, peer_id):
+    def refusal_of(self, peer_id):
         refused = peer_id in self._refused
         return Refusal(RefusalReason.NOT_ADMITTED, "You are not admitted.") if refused else None
 
-    judge_conduct = judge
+    conduct_refusal_of = refusal_of
 
     def wait_s(self, peer_id):
         return 0.0

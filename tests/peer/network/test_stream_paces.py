@@ -21,10 +21,10 @@ MORE, AT_ONCE = 200, 20
 class Lenient:
     """A judge that has nothing against anybody."""
 
-    def judge(self, peer_id: PeerId) -> Refusal | None:
+    def refusal_of(self, peer_id: PeerId) -> Refusal | None:
         return None
 
-    def judge_conduct(self, peer_id: PeerId) -> Refusal | None:
+    def conduct_refusal_of(self, peer_id: PeerId) -> Refusal | None:
         return None
 
     def wait_s(self, peer_id: PeerId) -> float:

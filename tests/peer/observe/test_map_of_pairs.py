@@ -6,11 +6,11 @@ from peer.facts import Facts
 
 def test_a_row_is_what_one_peer_tells() -> None:
     facts = Facts("me", 1)
-    facts.count_meeting("b", 1.0)
-    facts.count_meeting("b", 2.0)
-    facts.count_others_meetings("b", [("me", 4.0)])
-    facts.count_others_meetings("b", [("c", 0.5)])
-    facts.count_others_meetings("b", [("nobody-we-know", 9.0)])
+    facts.count_partner("b", 1.0)
+    facts.count_partner("b", 2.0)
+    facts.count_others_partners("b", [("me", 4.0)])
+    facts.count_others_partners("b", [("c", 0.5)])
+    facts.count_others_partners("b", [("nobody-we-know", 9.0)])
     assert pairs_json(facts, ["b", "c"]) == {
         "peers": ["me", "b", "c"],
         "averages": [[0, 2, 0], [1, 0, 1], [0, 0, 0]],
@@ -25,5 +25,5 @@ def test_it_is_no_larger_than_can_be_read() -> None:
 
 def test_nobody_speaks_for_this_peer() -> None:
     facts = Facts("me", 1)
-    facts.count_others_meetings("me", [("b", 4.0)])
+    facts.count_others_partners("me", [("b", 4.0)])
     assert pairs_json(facts, ["b"])["averages"] == [[0, 0], [0, 0]]

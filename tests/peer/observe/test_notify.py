@@ -37,13 +37,13 @@ def test_each_problem_is_told_once_when_it_has_settled_and_once_when_it_is_over(
     newest = problem("split", "it has other figures")
     assert notices.due(SETTLE_S, [newest, ALONE]) == ([newest], [])
     assert notices.due(SETTLE_S, [newest, ALONE]) == ([newest], []), "nobody has taken it"
-    notices.told([newest], [])
+    notices.mark_told([newest], [])
     assert notices.due(SETTLE_S + 1, [newest]) == ([], [])
     assert notices.due(2 * SETTLE_S, []) == ([], []), "over for a moment, perhaps"
     assert notices.due(2 * SETTLE_S + 1, [SPLIT]) == ([], [])
     assert notices.due(4 * SETTLE_S, []) == ([], [])
     assert notices.due(5 * SETTLE_S, []) == ([], [newest])
-    notices.told([], [newest])
+    notices.mark_told([], [newest])
     assert notices.due(9 * SETTLE_S, []) == ([], [])
 
 

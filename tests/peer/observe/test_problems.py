@@ -55,8 +55,8 @@ def healthy() -> Facts:
     facts.lowest_loss = 2.39
     facts.distances.extend((step, 1e-3 - 1e-6 * step) for step in range(100))
     facts.disk = DiskFacts(3e9, 10**9)
-    facts.company.apart = {"12D3died": (NOW_S - 15, "dial: refused")}
-    facts.company.turned_away = NOW_S - 3600, "12D3aliceali", "another run"
+    facts.unlinked.unreached = {"12D3died": (NOW_S - 15, "dial: refused")}
+    facts.unlinked.turned_away = NOW_S - 3600, "12D3aliceali", "another run"
     return facts
 
 
@@ -101,7 +101,7 @@ CASES: list[tuple[str, str, Change]] = [
     (
         "bootstrap-failing",
         "nobody was reached at 10.0.0.1:1: dial: no answer",
-        lambda f: f.company.failing.update({"10.0.0.1:1": "dial: no answer"}),
+        lambda f: f.unlinked.failing.update({"10.0.0.1:1": "dial: no answer"}),
     ),
     (
         "corpus-unheld",
@@ -111,17 +111,17 @@ CASES: list[tuple[str, str, Change]] = [
     (
         "refused",
         "this peer is refused by peerbbbb, peercccc, peerdddd and 1 more: no room",
-        lambda f: f.company.refusing.update({f"12D3peer{4 * p}": "no room" for p in "abcd"}),
+        lambda f: f.unlinked.refusing.update({f"12D3peer{4 * p}": "no room" for p in "abcd"}),
     ),
     (
         "split",
         "no link with farpeers, which most of the peers that are linked know as alive: timeout",
-        lambda f: f.company.apart.update({"12D3farpeers": (NOW_S - APART_S, "timeout")}),
+        lambda f: f.unlinked.unreached.update({"12D3farpeers": (NOW_S - APART_S, "timeout")}),
     ),
     (
         "peer-refused",
         "thestray was not taken in 30 s ago: versions differ",
-        lambda f: setattr(f.company, "turned_away", STRAY),
+        lambda f: setattr(f.unlinked, "turned_away", STRAY),
     ),
     (
         "trainer-dies",
@@ -228,7 +228,7 @@ def test_distances_of_the_warm_up_are_not_compared() -> None:
 def test_what_was_long_ago_is_over() -> None:
     facts = healthy()
     facts.deaths.extend((NOW_S - DEATHS_S - 3600 * hours, "non_finite") for hours in (2, 1, 0.1))
-    facts.company.turned_away = NOW_S - TURNED_AWAY_S - 1, "12D3a", "no room"
+    facts.unlinked.turned_away = NOW_S - TURNED_AWAY_S - 1, "12D3a", "no room"
     assert found(facts) == {}
 
 

@@ -16,7 +16,7 @@ from trio.lowlevel import ParkingLot
 from peer.codec import Codec
 from peer.facts import Facts, PeerState
 from peer.network.simulated import LinkModel, SimulatedInternet
-from peer.rounds.surroundings import Surroundings
+from peer.rounds.services import Services
 from peer.rounds.way import TrainerLine
 from peer.runtime.work import SimulatedWork
 from peer.stages.peers import StagePeers
@@ -180,7 +180,7 @@ class StagePeer:
             {"pipeline": pipeline, "training": {"batch_size": world.microbatches}}
         )
         peers = StagePeers(self.roster, RUN_ID, world.stages)
-        around = Surroundings(
+        services = Services(
             network=network,
             roster=self.roster,
             facts=self.facts,
@@ -189,7 +189,7 @@ class StagePeer:
             sign=sign,
             work=SimulatedWork(0.0),
         )
-        self.exchange = exchange_of(AmendedSpec(spec), stage, peers, around, world.plan)
+        self.exchange = exchange_of(AmendedSpec(spec), stage, peers, services, world.plan)
 
     def emit(self, name, /, **fields):
         self.told.append((name, fields))

@@ -1,6 +1,6 @@
 """Making a corpus in a process of its own: tokenizers take hundreds of megabytes, and may hang.
 
-    python -m peer.training.corpus.apart
+    python -m peer.training.corpus.child
     stdin     the request, a line of JSON; its end is that of the daemon
     stdout    a line of JSON for each part that is done, which tells the progress; then the answer,
               JSON without an end of the line
@@ -31,7 +31,7 @@ from protocol.schedule.progress import TaskProgress, Tell, nobody
 from .folder import KeptCorpus, kept_corpus, prepare_corpus
 from .packed import InvalidCorpus
 
-PROGRAM: Final = "peer.training.corpus.apart"
+PROGRAM: Final = "peer.training.corpus.child"
 SILENCE_S: Final = 900.0
 """A child without a word for so long hangs: no text that fits into a memory takes longer."""
 OOM_SCORE: Final = Path("/proc/self/oom_score_adj")
@@ -40,7 +40,7 @@ FIRST_TO_GO: Final = "1000"
 
 
 # --- the daemon's side ----------------------------------------------------------------------------
-async def prepare_apart(
+async def prepare_in_child(
     spec: RunSpec,
     cache_dir: Path,
     source: str | None = None,

@@ -1,4 +1,4 @@
-"""The ground that the parts of one peer stand on, in one record."""
+"""The services that every part of a peer uses, in one record."""
 
 from dataclasses import dataclass, field
 
@@ -13,8 +13,8 @@ from protocol.membership.view import Roster
 
 
 @dataclass(kw_only=True, eq=False)
-class Surroundings:
-    """The ports and records around a part of a peer; the daemon has more (peer/daemon/ports.py).
+class Services:
+    """The ports and records that a part of a peer uses; `DaemonServices` has more.
 
     Attributes:
         pacing: of the network's streams; None where they keep to none.

@@ -12,8 +12,8 @@ import pytest
 import trio
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from peer.training.corpus import apart as apart_module
-from peer.training.corpus.apart import answer_of, prepare_apart
+from peer.training.corpus import child as child_module
+from peer.training.corpus.child import answer_of, prepare_in_child
 from peer.training.corpus.folder import prepare_corpus
 from peer.training.corpus.packed import InvalidCorpus
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
@@ -41,7 +41,7 @@ def children() -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process().children()
-        if apart_module.PROGRAM in " ".join(child.cmdline())
+        if child_module.PROGRAM in " ".join(child.cmdline())
     ]
 
 
@@ -57,20 +57,20 @@ async def test_the_corpus_is_that_of_this_process(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, " ", "a x ")
     here = prepare_corpus(spec, tmp_path / "here")
     told = list[TaskProgress]()
-    made = await prepare_apart(spec, tmp_path / "apart", tell=told.append)
+    made = await prepare_in_child(spec, tmp_path / "apart", tell=told.append)
     assert made.manifest_digest == here.manifest_digest
     assert {each.share for each in told[-1:]} == {1.0}, "how far it is comes through the pipe"
     assert made.whole is not None
     assert not children()
     with pytest.raises(InvalidCorpus, match="no file matches"):
-        await prepare_apart(spec, tmp_path / "apart", "text:nowhere/*.txt")
+        await prepare_in_child(spec, tmp_path / "apart", "text:nowhere/*.txt")
 
 
 @pytest.mark.slow
 async def test_a_tokenizer_that_hangs_is_told_and_stopped(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, BACKTRACKS, HANGS)
     with pytest.raises(InvalidCorpus, match=r"said nothing for 3 s, and was stopped: .*'/.*json'"):
-        await prepare_apart(spec, tmp_path / "cache", silence_s=3.0)
+        await prepare_in_child(spec, tmp_path / "cache", silence_s=3.0)
     assert not children()
 
 
@@ -88,10 +88,10 @@ async def test_a_child_that_is_killed_is_told_and_one_that_is_not_wanted_ends(
     spec = spec_of(tmp_path, BACKTRACKS, HANGS)
     with pytest.RaisesGroup(pytest.RaisesExc(InvalidCorpus, match="was killed by signal 9")):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(prepare_apart, spec, tmp_path / "cache")
+            nursery.start_soon(prepare_in_child, spec, tmp_path / "cache")
             (await the_child()).kill()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(prepare_apart, spec, tmp_path / "cache")
+        nursery.start_soon(prepare_in_child, spec, tmp_path / "cache")
         child = await the_child()
         nursery.cancel_scope.cancel()
     assert not child.is_running()
@@ -114,7 +114,7 @@ async def test_a_child_that_hangs_ends_with_its_daemon_and_before_it_where_memor
     with pytest.MonkeyPatch.context() as patch, pytest.raises(BaseExceptionGroup) as ended:
         patch.setattr(trio.lowlevel, "open_process", opened)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(prepare_apart, spec, tmp_path / "cache")
+            nursery.start_soon(prepare_in_child, spec, tmp_path / "cache")
             child = await the_child()
             with trio.fail_after(LIMIT_S):
                 while not list(tmp_path.glob("cache/.packing-*")):
@@ -123,7 +123,7 @@ async def test_a_child_that_hangs_ends_with_its_daemon_and_before_it_where_memor
                 while child.cpu_times().user < began_s + 0.3:
                     await trio.sleep(0.05)
             score = Path(f"/proc/{child.pid}/oom_score_adj").read_text()
-            assert score.strip() == apart_module.FIRST_TO_GO
+            assert score.strip() == child_module.FIRST_TO_GO
             await trio.aclose_forcefully(pipes[0])
     assert f"was killed by signal {signal.SIGIO.value}" in str(ended.value.exceptions[0])
 
@@ -134,9 +134,9 @@ def test_errors_of_the_system_are_told_in_all_three_parts(
     def fill(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), tmp_path / "full")
 
-    monkeypatch.setattr(apart_module, "prepare_corpus", fill)
+    monkeypatch.setattr(child_module, "prepare_corpus", fill)
     told = {"spec": RunSpec().to_bytes().decode(), "cache_dir": "there", "source": None}
     answer = json.loads(json.dumps(answer_of(told, nobody)))
     with pytest.raises(OSError, match="No space left") as raised:
-        apart_module._taken(answer, tmp_path)
+        child_module._taken(answer, tmp_path)
     assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(tmp_path / "full"))

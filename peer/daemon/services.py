@@ -1,11 +1,11 @@
-"""The ground that a daemon stands on: real and simulated ones fill it differently."""
+"""The services of a daemon, real or simulated."""
 
 from dataclasses import dataclass, field
 
 from peer.network.identity import Identity
 from peer.network.pacing import Pacing
 from peer.observe.events import EventLog
-from peer.rounds.surroundings import Surroundings
+from peer.rounds.services import Services
 from peer.runtime import Directory
 from peer.state.checkpoints import CheckpointStore
 from peer.state.kept_files import Acquaintances, AdmissionFile, Pins
@@ -22,7 +22,7 @@ class Keys:
 
 
 @dataclass(kw_only=True, eq=False)
-class Ports(Surroundings):
+class DaemonServices(Services):
     pacing: Pacing
     events: EventLog
     sign: Sign = field(init=False)

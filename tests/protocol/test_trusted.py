@@ -1,18 +1,18 @@
 """A peer's numbers count in the middle of all when it has beaten for a while."""
 
-from protocol.membership.view import BEATS, HEEDED_AFTER_S, Progress, Roster, heeded
+from protocol.membership.view import BEATS, TRUSTED_AFTER_S, Progress, Roster, trusted
 
 SILENCE_S = 10.0
 TRAINING = Progress("training", step=100)
 
 
 def names(roster: Roster, now_s: float) -> list[str]:
-    return [member.peer_id for member in heeded(roster.alive(now_s), now_s)]
+    return [member.peer_id for member in trusted(roster.alive(now_s), now_s)]
 
 
 def beat(roster: Roster, peer_id: str, *times_s: float, life: int = 1) -> None:
     for now_s in times_s:
-        roster.beaten(now_s, peer_id, life, TRAINING)
+        roster.heartbeat(now_s, peer_id, life, TRAINING)
 
 
 def test_where_nobody_has_beaten_for_long_all_count():
@@ -24,12 +24,12 @@ def test_where_nobody_has_beaten_for_long_all_count():
 
 def test_beats_count_and_greetings_do_not():
     roster = Roster(SILENCE_S)
-    times_s = [float(second) for second in range(int(HEEDED_AFTER_S) + 1)]
+    times_s = [float(second) for second in range(int(TRUSTED_AFTER_S) + 1)]
     beat(roster, "a", *times_s)
     for now_s in times_s:
         roster.heard(now_s, "b", 1, progress=TRAINING)
-    assert names(roster, HEEDED_AFTER_S - 0.1) == ["a", "b"]
-    assert names(roster, HEEDED_AFTER_S) == ["a"]
+    assert names(roster, TRUSTED_AFTER_S - 0.1) == ["a", "b"]
+    assert names(roster, TRUSTED_AFTER_S) == ["a"]
 
 
 def test_many_beats_at_once_are_not_a_while_and_few_are_not_many():
@@ -40,11 +40,11 @@ def test_many_beats_at_once_are_not_a_while_and_few_are_not_many():
     assert names(roster, 8.0) == ["a"]
     beat(roster, "c", 8.1)
     assert names(roster, 8.1) == ["a", "c"]
-    assert names(roster, 8.0 + HEEDED_AFTER_S) == ["a", "b", "c"]
+    assert names(roster, 8.0 + TRUSTED_AFTER_S) == ["a", "b", "c"]
 
 
 def test_all_of_one_network_have_one_voice_and_those_beside_us_one_each():
-    roster, seconds = Roster(SILENCE_S), range(int(HEEDED_AFTER_S) + 1)
+    roster, seconds = Roster(SILENCE_S), range(int(TRUSTED_AFTER_S) + 1)
     told = {f"sybil {number}": Progress("training", step=10**6 + number) for number in range(9)}
     told |= {name: Progress("training", step=100) for name in ("a", "b", "near", "too")}
     networks = {"a": "1.2.3.0/24", "b": "1.2.4.0/24"} | {
@@ -53,8 +53,8 @@ def test_all_of_one_network_have_one_voice_and_those_beside_us_one_each():
     for now_s in map(float, seconds):
         for peer_id, progress in told.items():
             roster.heard(now_s, peer_id, 1, network=networks.get(peer_id))
-            roster.beaten(now_s, peer_id, 1, progress)
-    voices = heeded(roster.alive(HEEDED_AFTER_S), HEEDED_AFTER_S)
+            roster.heartbeat(now_s, peer_id, 1, progress)
+    voices = trusted(roster.alive(TRUSTED_AFTER_S), TRUSTED_AFTER_S)
     assert sorted(voice.progress.step for voice in voices) == [100] * 4 + [10**6 + 4]
 
 
