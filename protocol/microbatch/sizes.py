@@ -71,7 +71,7 @@ class SizeVerdict(StrEnum):
     """No honest peer can have come to it: it is refused, and its sender's fault."""
 
 
-class _Direction:
+class _BoundaryKind:
     """Boundaries in one direction from one stage.
 
     Attributes:
@@ -116,7 +116,7 @@ class _Direction:
 
 class BoundarySizes:
     def __init__(self) -> None:
-        self._kinds: dict[tuple[bool, int | None], _Direction] = {}
+        self._kinds: dict[tuple[bool, int | None], _BoundaryKind] = {}
 
     def judge(
         self, sender: str, size: float, *, stage: int | None, is_gradient: bool
@@ -129,7 +129,7 @@ class BoundarySizes:
         """
         if not size <= LARGEST:
             return SizeVerdict.IMPOSSIBLE
-        kind = self._kinds.setdefault((is_gradient, stage), _Direction())
+        kind = self._kinds.setdefault((is_gradient, stage), _BoundaryKind())
         if size > kind.bound(sender):
             kind.refused(sender)
             return SizeVerdict.UNUSUAL
