@@ -118,7 +118,7 @@ RUN_SECRET_BYTES: Final = 16
 # --- gossip ---------------------------------------------------------------------------------------
 MAX_PROPOSAL_TRIES: Final = 32
 MAX_HELD_PROPOSALS: Final = 16
-"""Proposals of others held unanswered at once; a further one is refused as busy."""
+"""Proposals of others held unanswered at once; a further one is refused as `too_many`."""
 STRIPE_FROM_BYTES: Final = 8 * 1024 * 1024
 """A shorter contribution travels on the stream that it was agreed on."""
 MAX_STRIPES: Final = 24

@@ -46,7 +46,8 @@ class RefusalReason(StrEnum):
     MET = "met"
     """The two have averaged of late, and the asked peer still waits for another."""
     BEHIND = "behind"
-    """The asked peer's snapshot is too far behind the asker's."""
+    """The asked peer's snapshot is too far behind the asker's; of a microbatch, it is of an
+    iteration that is past."""
     AHEAD = "ahead"
     OTHER_ROSTER = "other_roster"
     """The two do not see the same peers at the end of the run."""

@@ -63,8 +63,8 @@ class _WatchedFragments(OuterFragments):
 
     defended = True
 
-    def is_plausible(self, fragment: int, result: ResultArrived, *, again: bool = False) -> bool:
-        return super().is_plausible(fragment, result, again=again) or not self.defended
+    def admit_result(self, fragment: int, result: ResultArrived, *, again: bool = False) -> bool:
+        return super().admit_result(fragment, result, again=again) or not self.defended
 
     def reach(self, fragment: int, chunk: int) -> float:
         """The longest result that is applied."""

@@ -164,7 +164,7 @@ class VerifiedDownload:
         """
         context = self._context
         async with trio.open_nursery() as self._nursery:
-            self._nursery.start_soon(context.look_around)  # a helper need not hold it
+            self._nursery.start_soon(context.look_around)
             state = await context.sources.fetch(
                 self._fetch_led_by, self._view, patience_s=patience_s
             )

@@ -132,7 +132,7 @@ class Links:
     def _room_to_dial(self) -> int:
         """Links that we may still open; however many others have opened, they leave us some."""
         ours = sum(links[-1].opened_by_us for links in self._links.values())
-        return MAX_LINKS - ours - min(len(self._links) - ours, LINK_PLACES.per_prefix)
+        return MAX_LINKS - ours - min(len(self._links) - ours, MAX_LINKS // 2)
 
     async def _tell_at_once(self) -> None:
         while True:
@@ -163,7 +163,7 @@ class Links:
 
         Raises:
             StreamLost: unreachable; the message names the step that failed.
-            Refused: they declined.
+            Refused: they declined; Declined: we did.
             LocoError: our clocks are too far apart.
         """
         assert self._nursery is not None

@@ -98,6 +98,7 @@ class Peer:
 
         Raises:
             Refused, InvalidRunSpec, ConfigError, HomeError, CannotTrain, TrainingImpossible
+            JoinAgain: a new process should join.
         """
         stop, parts = self.settings.stop, self.parts
         links, admission = parts.links, parts.admission

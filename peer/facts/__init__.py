@@ -375,7 +375,8 @@ class Facts:
         stalled_s: time for which training stood still for averages that were late.
         diverged: chunks of the outer copy found to differ from a better one.
         healed, healed_s: those that were fetched, and how long that took.
-        refused: contributions to fragments that were not taken, and all for another group.
+        refused: contributions to fragments that were not taken, proposals refused at once,
+            and all for another group.
         convicted: peers that were proved to have lied.
         stays_until_s: until then we keep our weights, whoever claims to be far ahead.
         lost_blocks, repeated_blocks: of the whole swarm, by changes of its members.

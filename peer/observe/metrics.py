@@ -190,7 +190,7 @@ def _of_averaging(now: Now) -> dict[str, Row]:
             facts.diverged,
         ),
         "loco_contributions_refused{reason}": _counter(
-            "Contributions of other peers to fragments that were not taken, by reason.",
+            "Contributions to fragments, and proposals, of others that were not taken, by reason.",
             dict.fromkeys(REFUSED_CONTRIBUTIONS, 0)
             | {why: n for why, n in facts.refused.items() if why is not RefusalReason.OTHER_GROUP},
         ),

@@ -11,7 +11,7 @@ import trio
 from peer.facts import Facts, PeerState
 from peer.process.rejoin import JoinAgain
 from protocol.membership.group import Group
-from protocol.membership.view import Member, Roster, View, relayed_last
+from protocol.membership.view import Member, Roster, View, direct_if_any
 from protocol.run.assignment import Balance, stage_need
 from protocol.run.layout import DATA_STAGE, part_of_stage
 from protocol.wire.stage_messages import RelaysByStage
@@ -40,7 +40,7 @@ class StagePeers:
         """The others that hold each further stage and train, relayed ones last, sorted."""
         now_s = trio.current_time()
         training = (view.members_training(now_s) for view in self._views[DATA_STAGE + 1 :])
-        return tuple(tuple(m.peer_id for m in relayed_last(members)) for members in training)
+        return tuple(tuple(m.peer_id for m in direct_if_any(members)) for members in training)
 
     def holders(self) -> tuple[tuple[str, ...], ...]:
         now_s = trio.current_time()

@@ -19,7 +19,8 @@ Rules
      of it: nobody must wait for what will never be.
   4. The stamps of a contribution show whether its sender has a better state than we have. Other
      peers are asked before we act on that. A result is accepted from its owner only (owners.py).
-  5. Nothing is kept of a peer that is gone, once a fragment has ended a cycle without it.
+  5. Nothing is kept of a peer that is gone, once a fragment has ended a cycle without it; but that
+     it has lied (peers.py, rule 3).
   6. Results are audited as they come from their owners; what turns out to be a lie, or cannot be
      shown, is taken back (audits.py).
 

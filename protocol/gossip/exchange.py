@@ -17,9 +17,9 @@ States
 Rules
   1. Applied on one side implies held on both: AVERAGED is reached only with their vector here and
      ours there.
-  2. Only a HOLDING peer asks, so the one asked knows that the asker holds its vector: if it is
-     HOLDING itself it becomes AVERAGED; if it lacks the asker's vector it becomes SKIPPED, and says
-     so.
+  2. Only a peer that holds a vector asks (HOLDING, SETTLING), so the one asked knows that the asker
+     holds its vector: if it is HOLDING itself it becomes AVERAGED; if it lacks the asker's vector
+     it becomes SKIPPED, and says so.
   3. A HOLDING peer that gets no answer skips as `unsettled`. Only then can the two sides differ; it
      is counted, and healed by the averaging itself, which pulls slow weights together at every
      later exchange.

@@ -21,10 +21,10 @@ The rules
      last (a quarter of the group) are put off: nobody asks or takes them before `fresh_until_s`,
      which `Patience` chooses so that waiting costs little. One that asks before is refused as
      `met`; we ask it ourselves when that time is over.
-  6. A peer that could not be reached, or gave no answer, is not asked again for RESTS.first_s,
-     and twice as long after each further time, at most RESTS.most_s. What it proposes itself is
-     welcome, unless its vector was implausible, or it was our partner recently more often than a
-     few times its share.
+  6. A peer that could not be reached, or gave no answer, is not asked again for RESTS.first_s, and
+     twice as long after each further time, at most RESTS.most_s. What it proposes itself is
+     welcome, unless its last vector was bad, implausible or of no help, or it was our partner
+     recently more often than a few times its share.
   7. The search ends at its deadline, and at once when nobody is or may become free.
   8. A yes may cross a withdrawal: a peer that said yes to one that no longer waits looks on.
 
@@ -443,21 +443,21 @@ class Patience:
         self._exchange_s: float | None = None
         self._saved_s = 0.0
 
-    def for_fresh_s(self, round_s: float) -> float:
+    def for_fresh_s(self, until_next_s: float) -> float:
         """How long to wait for a partner that was not met recently."""
         exchange_s = self._exchange_s
         if exchange_s is None:
-            return self._slack_s(round_s)
+            return self._slack_s(until_next_s)
         lump_s = self._saved_s if self._saved_s >= LUMP_SHARE * exchange_s else 0.0
-        return max(self._slack_s(round_s), lump_s)
+        return max(self._slack_s(until_next_s), lump_s)
 
-    def exchanged(self, waited_s: float, exchange_s: float, round_s: float) -> None:
+    def exchanged(self, waited_s: float, exchange_s: float, until_next_s: float) -> None:
         """An exchange has ended."""
-        spent_s = max(0.0, waited_s - self._slack_s(round_s))
+        spent_s = max(0.0, waited_s - self._slack_s(until_next_s))
         before_s = exchange_s if self._exchange_s is None else self._exchange_s
         self._exchange_s = before_s + SMOOTHING * (exchange_s - before_s)
         saved_s = max(0.0, self._saved_s - spent_s) + SAVED_SHARE * exchange_s
         self._saved_s = min(exchange_s, saved_s)
 
-    def _slack_s(self, round_s: float) -> float:
-        return max(0.0, round_s - (self._exchange_s or 0.0)) / 2
+    def _slack_s(self, until_next_s: float) -> float:
+        return max(0.0, until_next_s - (self._exchange_s or 0.0)) / 2

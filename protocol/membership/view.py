@@ -258,8 +258,8 @@ class Roster:
         return bool(dead)
 
 
-def relayed_last(members: tuple[Member, ...]) -> tuple[Member, ...]:
-    """Members to be given work for others: peers that depend on relays only where all do."""
+def direct_if_any(members: tuple[Member, ...]) -> tuple[Member, ...]:
+    """The members that others reach without relays, to be given work; all, if there are none."""
     return tuple(member for member in members if not member.relayed) or members
 
 

@@ -10,10 +10,11 @@ Rules
      at least one. So a slow peer, whose rounds have few steps, is on time on the whole. Speeds are
      what others say. So the median counts within LARGEST_RATIO times what we measure of ourselves,
      and a round ends early once twice the steps are done that it would have by what is said now.
-  2. The *nominal* step counts trained steps: each own step is H / owed nominal ones, its stride.
-     Learning rate, schedule, data and the end of the run follow it. It goes on rising when a round
-     lasts beyond its quota. It is no local counter, so a peer that was away resumes at the swarm's
-     place in the schedule. (Its learning rate warms up to it, peer/training/schedule.py.)
+  2. The *nominal* step counts trained steps: each own step is H / owed nominal ones, its stride
+     (with fragments H / its quota). Learning rate, schedule, data and the end of the run follow it.
+     It goes on rising when a round lasts beyond its quota. It is no local counter, so a peer that
+     was away resumes at the swarm's place in the schedule. (Its learning rate warms up to it,
+     peer/training/schedule.py.)
   3. With fragments, a peer that is behind the others owes less, at most by half, so that it catches
      up. One that is more than a round ahead owes more, at most twice as much: peers further apart
      do not wait for each other, and would never meet again where fewer than half are ahead. In
@@ -24,7 +25,8 @@ Rules
      too far behind for that goes on where the others are, and keeps its weights; a newcomer begins
      where they are.
   4. Where the others are is the middle of what they say; of two middle ones, and so of two others,
-     it is the lower (`middle`). One peer among several moves nothing, whatever it says.
+     it is the lower (`middle`). One peer among several moves nothing, whatever it says. The quotas
+     of rule 3 take the mean of two middle ones, for what it can change is bounded.
   5. A peer that is more than LOST_LAG_ROUNDS behind is lost: its weights belong to another time and
      must not be averaged into this one. It takes the swarm's state anew, as a joiner does. (A
      founder that is started again, with fresh weights, is such a peer.) Nobody takes over a state

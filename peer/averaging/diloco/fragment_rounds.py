@@ -356,7 +356,7 @@ class FragmentRounds:
         self._trainer.died()
 
     def leave(self) -> None:
-        """Nothing to do: an exchange begins with a round, or with a fragment, that ends."""
+        """Nothing to do: an exchange begins when a fragment is sent, and none is sent any more."""
 
     async def wait_idle(self) -> None:
         await self._trainer.wait_all_back()

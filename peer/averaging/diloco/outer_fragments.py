@@ -69,7 +69,7 @@ def memory_check(vectors: Iterable[torch.Tensor]) -> bytes:
 Memory = npt.NDArray[np.uint8]
 
 MOST_WASTED: Final = 2
-"""A piece is used for what needs at least one so-manieth of it."""
+"""A piece is used again for what needs at least 1 / MOST_WASTED of it."""
 
 
 class SpareMemory:
@@ -201,7 +201,7 @@ class OuterFragments:
                 return {
                     each.chunk: self.write(fragment, each, again=each.chunk in again)
                     for each in results
-                    if self.is_plausible(fragment, each, again=each.chunk in again)
+                    if self.admit_result(fragment, each, again=each.chunk in again)
                 }
             case commands.WriteChunk(_, fetched):
                 try:
@@ -232,10 +232,10 @@ class OuterFragments:
             now.copy_from(before)
         self._checks[key] = self._check(*key)
 
-    def is_plausible(
+    def admit_result(
         self, fragment: int, result: commands.ResultArrived, *, again: bool = False
     ) -> bool:
-        """Whether a result moves its chunk no further than recent results can explain.
+        """Judge how far a result moves its chunk, by recent ones, and remember that if it is taken.
 
         All have seen the same results, so nearly always all judge the same; else one heals.
         """

@@ -44,7 +44,7 @@ class FinalRounds:
 
     Attributes:
         meeting: the planned one that the next round is for; None for a random partner.
-        has_begun: the training is over.
+        has_begun: the training is over, and the meetings are planned.
     """
 
     def __init__(

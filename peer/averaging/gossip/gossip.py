@@ -49,7 +49,7 @@ class Gossip:
     """The proposals and exchanges of one vector. `run` must be running.
 
     Args:
-        refused: counts proposals that can never be ours to accept, by reason.
+        refused: counts proposals that were refused before the matchmaker saw them, by reason.
 
     Attributes:
         packer: to be told what our vectors are averaged with.
@@ -73,7 +73,7 @@ class Gossip:
         self.meetings = FinalMeetings(self.exchanges, candidates=candidates, events=events)
         self._candidates = candidates
         self._events = events
-        self._refused_for_good = refused
+        self._refused_proposals = refused
         self._matchmaker = mm.Matchmaker(agreement.group, network.peer_id, agreement.inner_steps)
         self._attempt: _Attempt | None = None
         self._asking: dict[tuple[PeerId, int], trio.CancelScope] = {}
@@ -215,7 +215,7 @@ class Gossip:
     async def proposed(self, talk: Conversation, stream: Stream, proposal: Propose) -> None:
         """Answer a proposal, and exchange vectors if that is yes."""
         if (refusal := self.agreement.refusal_of(proposal)) is not None:
-            self._refused_for_good[refusal.reason] += 1
+            self._refused_proposals[refusal.reason] += 1
             await talk.send(refusal, stall_s=STALL_S)
         elif proposal.roster is not None:
             await self.meetings.called(talk, stream, proposal)

@@ -7,11 +7,12 @@ partner the n = 1 step is taken, and in the final averaging none.
 
 A partner's vector is held against those of the partners before (protocol/plausible.py). One that is
 too far away is not averaged with, and its peer rests; one that is further than usual pulls no more
-than one at a little more than the usual distance; both go with the steps since partners moved us.
-Before the first partner, our own last move stands for the usual distance; later it is its lower
-bound. The final averaging uses the distances of the rounds before it. Honest peers are within them,
-so the mean is exact; a peer that was alone for some rounds counts less. Nothing is remembered
-there, because with each meeting peers are nearer to each other, and our own move says nothing.
+than one at a little more than the usual distance; both bounds grow with the steps trained since a
+partner last moved us. Before the first partner, our own last move stands for the usual distance;
+later it is its lower bound. The final averaging uses the distances of the rounds before it. Honest
+peers are within them, so the mean is exact; a peer that was alone for some rounds counts less.
+Nothing is remembered there, because with each meeting peers are nearer to each other, and our own
+move says nothing.
 
 What is plausible is tried then: the step is taken, the trainer tells what its merge would do to our
 loss, and if that does not help (protocol/gossip/helping.py) the partner is taken out of the step
@@ -107,12 +108,12 @@ class PairLane:
         """
         round_s = self._facts.round_s
         exchange_s = max(MIN_EXCHANGE_S, MAX_EXCHANGE_ROUNDS * round_s)
-        # For so long a partner may be awaited at no cost, exchange included.
-        slack_s = round_s * meanwhile / self._inner_steps
+        # Nominal time until the next snapshot is due: search and exchange within it cost nothing.
+        until_next_s = round_s * meanwhile / self._inner_steps
         if meeting is None:
             ended = await self.gossip.average(
                 own,
-                fresh_s=self._patience.for_fresh_s(slack_s),
+                fresh_s=self._patience.for_fresh_s(until_next_s),
                 search_s=max(MIN_SEARCH_S, WAIT_ROUNDS * round_s, self._facts.own_round_s),
                 exchange_s=exchange_s,
                 on_paired=on_paired,
@@ -120,7 +121,7 @@ class PairLane:
         else:
             ended = await self.gossip.meetings.meet(own, meeting, exchange_s)
         if isinstance(ended.outcome, Averaged):
-            self._patience.exchanged(ended.match_s, ended.exchange_s, slack_s)
+            self._patience.exchanged(ended.match_s, ended.exchange_s, until_next_s)
         return ended
 
     async def apply(
