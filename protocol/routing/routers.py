@@ -100,7 +100,7 @@ class RandomRouter:
         """Over the same stages and relays, if all have some; else over as many as are usual.
 
         Args:
-            turned: whether they may have added its gradient: those that are left are all kept.
+            reached_loss: whether they may have added its gradient: those left are all kept.
         """
         draws, used = Draws(f"{self._name}/again/{turn}"), Used()
         kept = {stage for stage in before.stages if reached_loss and relays[stage - 1]}
