@@ -1,7 +1,7 @@
 """Where the first state of a peer comes from: slow weights, outer momentum, and where they stand.
 
     Fresh      the model's initialisation: nobody holds this part of the model yet
-    FromPeers    one peer of the group, or several, which train on meanwhile (fetched.py)
+    FromPeers  one peer of the group, or several, which train on meanwhile (fetched.py)
     Rebuilt    the stages before and after ours, which all others have left (provision.py)
     Returned   others that train, or our own checkpoint (returning.py)
 

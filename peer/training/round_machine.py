@@ -7,7 +7,7 @@ simulated.py a toy in virtual time.
     driver                              machine
     obey(command)
     next_action()                       does what is due, and says what comes next:
-      ReadNumbers                        look at the numbers of the last step, then numbers_known()
+      ReadNumbers                       look at the numbers of the last step, then numbers_known()
       Evaluate(round)                   measure the slow weights, then measured()
       Try(fragment, cycle, blocks)      measure a merge, then measured()
       Keep(path)                        write the fast weights to a file, then kept()
@@ -41,7 +41,7 @@ Rules:
     6. A round with quota 0 trains nothing: it is closed, at its start_step, as soon as nothing
        holds it up.
     7. `Load` begins anew: no round, no order, no step whose numbers are waited for.
-    8. A step whose numbers are waited for is settled before weights are kept, so they are sound.
+    8. The numbers of the last step are read before weights are kept, so these are sound.
        After a `Load` of kept weights the driver sets `own_steps`: they go on, for the schedule.
     9. The daemon writes the slow weights only when no Load or Evaluate is on its way, and averaging
        does not read them.

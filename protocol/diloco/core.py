@@ -18,7 +18,8 @@ Rules
   3. When our part of a cycle is over our own machine learns of it, and the others if nothing came
      of it: nobody must wait for what will never be.
   4. The stamps of a contribution show whether its sender has a better state than we have. Other
-     peers are asked before we act on that. A result is accepted from its owner only (owners.py).
+     peers are asked before we act on that. A result may come from anybody, but only the owner of
+     its chunks can have made it (owners.py).
   5. Nothing is kept of a peer that is gone, once a fragment has ended a cycle without it; but that
      it has lied (peers.py, rule 3).
   6. Results are audited as they come from their owners; what turns out to be a lie, or cannot be

@@ -186,7 +186,7 @@ class Context:
 
     Attributes:
         do: has a command carried out.
-        others_s: how long the other owners took in the last flight, of any fragment, in which one
+        others_s: how long the other owners took in the last send, of any fragment, in which one
             was waited for in vain.
     """
 

@@ -121,7 +121,7 @@ class AveragingCpu:
         self._begun = now
 
     def end(self, now: ProcessorUse) -> float:
-        """The average may be merged; returns the seconds that it took of processors in use."""
+        """The average may be merged. Returns the processor seconds that it took from other work."""
         begun, since = self._begun, self._begun if math.isnan(self._ended.at_s) else self._ended
         self._ended = now
         more_s = now.taken_s - begun.taken_s - self._usual * (now.at_s - begun.at_s)

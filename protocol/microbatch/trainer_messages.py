@@ -2,9 +2,8 @@
 
 A *boundary* is what travels between two stages: activations on the way forward, their gradient on
 the way back. It never passes through the socket: it lies in a slot of shared memory
-(peer/training/shared.py), and messages name the slot. Its direction is
-`forward` or `backward`, or `score`, a forward for validation alone, which relays answer between
-their steps too.
+(peer/training/shared.py), and messages name the slot. The *direction* of a boundary is `forward` or
+`backward`, or `score`, a forward for validation alone, which relays answer between their steps too.
 
 At the data peer, for each of an iteration's microbatches:
 

@@ -39,7 +39,7 @@ MAX_RETURN_S = 2 * MAX_COLLECT_S
 CommandT = TypeVar("CommandT")
 ROUND_S = 10.0
 LONG_ROUND_S = 2 * MAX_RETURN_S
-"""No flight of one round lasts into the next."""
+"""No send of one round lasts into the next."""
 CALM_CYCLES = 4
 """After the last loss: enough that every difference has shown and been healed."""
 

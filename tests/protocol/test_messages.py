@@ -298,6 +298,11 @@ def test_who_says_nothing_of_being_free_is_not_free() -> None:
     assert (beat.free, beat.ended) == ((), False)
 
 
+def test_a_hop_has_the_names_that_older_peers_know() -> None:
+    tree = tree_of(Hop(MICROBATCH, Direction.BACKWARD, Path(("a",), (1,)), 0))
+    assert (tree["t"], tree.get("leg")) == ("trip", "backward")
+
+
 def test_a_field_with_a_default_may_be_missing() -> None:
     tree = tree_of(Refusal(RefusalReason.BUSY, "Paired."))
     del tree["round"]

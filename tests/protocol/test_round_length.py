@@ -188,7 +188,7 @@ def test_a_partner_that_pretends_to_be_slow_moves_nothing(share: float, slower: 
 def flown(
     averaging_cpu: AveragingCpu, rounds: int, *, average_s: float, always: float, idle: float = 0.0
 ) -> list[float]:
-    """What each flight took: each round of a second begins with one of a fifth of it.
+    """What each average took: each round of a second begins with one of a fifth of it.
 
     Args:
         average_s: processor seconds of an average.

@@ -23,10 +23,10 @@ what a fragment weighs. The trainer merges as a difference, so an average may co
 - What the trainer sends (peer/training/sync.py) begins an *average*: contribution, exchange,
   outer step, `Merge`. Each fragment has a *lane* (lane.py), with one average on it at a time. Lanes
   share the memory of slow weights and momentum, and nothing else.
-- A round of a whole model is closed when its quota is done and the one before is averaged;
-  meanwhile it trains on (protocol/schedule/rounds.py). The next one is opened when it is closed.
-  After the last round, without overlap, or alone, it is opened when the round is averaged: a peer
-  alone waits for no line, and its training is then the same each time.
+- A round of a whole model is closed when its quota is done and the average of the one before has
+  ended; meanwhile it trains on (protocol/schedule/rounds.py). The next one is opened when it is
+  closed. After the last round, without overlap, or alone, it is opened when that average has ended:
+  a peer alone waits for no line, and its training is then the same each time.
 - With fragments, rounds pace data and schedule alone: one is closed when its quota is done.
 - Slow weights are written by one average at a time, and by none while they are validated.
 - A step with a partner is tried by the trainer before it is merged (lane.py), where a try is cheap

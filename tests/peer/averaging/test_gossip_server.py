@@ -154,6 +154,16 @@ async def test_what_concerns_no_vector_is_refused(autojump_clock: MockClock) -> 
         assert two.refused == {RefusalReason.OTHER_GROUP: 1}
 
 
+async def test_who_was_refused_may_ask_again(autojump_clock: MockClock) -> None:
+    async with two_peers() as (one, _):
+        for _ in range(2):
+            async with Conversation(await one.network.open_stream(IDS[1], GOSSIP)) as talk:
+                await talk.send(agreement(SIZES[0]).proposal(contribution(1, SIZES[0])))
+                with pytest.raises(Refused) as refused:
+                    await talk.receive(Accept)
+            assert refused.value.reason is RefusalReason.BUSY
+
+
 async def test_who_goes_in_the_tick_in_which_it_is_accepted_leaves_us_looking_on(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
