@@ -9,6 +9,7 @@ TOML lets no section begin twice.
 import ast
 import inspect
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -264,14 +265,15 @@ def write_new(path: Path, spec: RunSpec, preset: str, *, force: bool) -> list[st
     """
     data = toml_of(spec, preset).encode()
     check_new(path, force=force)
+    target = Path(os.path.realpath(path))  # a link stays, also one that leads to no file yet
     try:
         if not force:
-            path.touch(exist_ok=False)  # one alone of two that are here at once gets the name
+            target.touch(exist_ok=False)  # one alone of two that are here at once gets the name
         try:
-            replace_file(path.resolve(), data)
+            replace_file(target, data)
         except BaseException:
             if not force:
-                path.unlink()
+                target.unlink()
             raise
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error

@@ -225,10 +225,11 @@ def _new_run(config: PeerConfig, spec: RunSpec) -> RunSpec:
     names = [expert.name for expert in spec.experts] or [""]
     for name, model in zip(names, spec.models, strict=True):
         try:
-            _check_source("source", config.data or model.data.source)
+            named = "data.source" if config.data is None else config.told("data")
+            _check_source(named, config.data or model.data.source)
             if model.data.replay is not None:
                 _check_mixed(config)
-                _check_source("replay", model.data.replay)
+                _check_source("data.replay", model.data.replay)
             _check_enough(model, config.data)
         except ConfigError as error:
             raise ConfigError(f"expert {name}: {error}" if name else str(error)) from error
@@ -308,10 +309,12 @@ def _check_mixed(config: PeerConfig) -> None:
 
 
 def _check_source(key: str, source: str) -> None:
-    """Refuse files that are not there; `key` of [data] names them. Raises ConfigError."""
+    """Refuse files that are not there; `key` names them. Raises ConfigError."""
     kind, _, pattern = source.partition(":")
+    if kind not in SOURCES:
+        kind, pattern = "tokens", source
     if kind == "tokens" and not Path(pattern).expanduser().is_file():
-        raise ConfigError(f"data.{key}: there is no file {pattern}")
+        raise ConfigError(f"{key}: there is no file {pattern}")
     if kind not in ("text", "jsonl", "parquet", "chat") or pattern.startswith("hf:"):
         return
     from peer.training.corpus.documents import glob_texts, shards_of
@@ -323,7 +326,7 @@ def _check_source(key: str, source: str) -> None:
         elif len(texts := glob_texts(pattern)) == 1:
             _say_held_out(key, texts[0].path)
     except InvalidCorpus as error:
-        raise ConfigError(f"data.{key}: {error}") from error
+        raise ConfigError(f"{key}: {error}") from error
 
 
 def _say_held_out(key: str, path: Path) -> None:
@@ -333,9 +336,9 @@ def _say_held_out(key: str, path: Path) -> None:
     try:
         size, start = path.stat().st_size, tail_start(path)
     except OSError as error:
-        raise ConfigError(f"data.{key}: cannot read {path}: {error.strerror}") from error
+        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from error
     print(
-        f"data.{key} is one text, {path}: its last {100 // HELD_OUT_OF}%, {size - start:,} of"
+        f"{key} is one text, {path}: its last {100 // HELD_OUT_OF}%, {size - start:,} of"
         f" {size:,} bytes, is held out for validation",
         file=sys.stderr,
         flush=True,

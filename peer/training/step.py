@@ -107,7 +107,7 @@ class Stepper:
         if not is_out_of_memory(error):
             return self._model.forgo_compiling(error)
         if self.micro_batch > self.fewest:
-            self.micro_batch //= 2
+            self.micro_batch = max(self.fewest, self.micro_batch // 2)
             return True
         self.micro_batch = most
         return self._model.recompute()

@@ -155,6 +155,11 @@ class DecoderConfig(_Config):
         return 1
 
     @property
+    def window(self) -> int | None:
+        """Tokens that some layers look back at the most."""
+        return getattr(self, "sliding_window", None)
+
+    @property
     def has_head_norms(self) -> bool:
         return self._head_norms > 0
 
@@ -220,6 +225,10 @@ class _WithWindow(DecoderConfig):
     sliding_window: _Size | None = None
     max_window_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = 28
     layer_types: _LayerTypes = None
+
+    @property
+    def window(self) -> int | None:
+        return self.sliding_window if self.use_sliding_window else None
 
 
 class _WithHeadNorms(DecoderConfig):

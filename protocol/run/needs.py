@@ -406,7 +406,8 @@ def step_memory(
 def _kept_by_layer(spec: RunSpec, *, on_gpu: bool) -> int:
     """Bytes of each token that a layer keeps for its backward pass.
 
-    Residuals and norms are fp32. A compiled layer computes norms and activations again.
+    Residuals and norms are fp32. A compiled layer computes norms and activations again. With a
+    window that is no wider than a sequence each layer keeps a mask, and keys for each query's head.
     """
     decoder, tokens = _decoder(spec), spec.model.context_length
     in_bf16 = on_gpu and spec.training.precision != "fp32"
@@ -418,8 +419,10 @@ def _kept_by_layer(spec: RunSpec, *, on_gpu: bool) -> int:
     heads = 2 * value + 2 * FP32_BYTES * decoder.has_head_norms
     heads *= decoder.query_width + decoder.key_width
     inner = (3 if compiled else 4) * value * decoder.inner_width * decoder.experts_per_token
-    mask = 0 if compiled or not spec.data.mask_documents else value * tokens
-    return width * decoder.hidden_size + heads + inner + mask
+    has_window = decoder.window is not None and decoder.window <= tokens and not compiled
+    heads += 2 * value * (decoder.query_width - decoder.key_width) * has_window
+    masked = has_window or (spec.data.mask_documents and not compiled)
+    return width * decoder.hidden_size + heads + inner + value * tokens * masked
 
 
 def _takes_few_logits(spec: RunSpec) -> bool:

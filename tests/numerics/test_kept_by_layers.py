@@ -45,14 +45,14 @@ def kept_of(spec: RunSpec, **options) -> int:
     return sum(found.values())
 
 
-def of_a_layer(measure, family, precision, *, compiled: bool = False) -> int:
+def of_a_layer(measure, family, precision, tokens=TOKENS, *, compiled: bool = False) -> int:
     """Of so many tokens; what does not grow with them (weights in bf16) falls out."""
     (one, two), (wide_one, wide_two) = (
         [
-            measure(spec_of(family, precision, layers, tokens, compiled=compiled))
+            measure(spec_of(family, precision, layers, length, compiled=compiled))
             for layers in (1, 2)
         ]
-        for tokens in (TOKENS, 2 * TOKENS)
+        for length in (tokens, 2 * tokens)
     )
     return wide_two - wide_one - (two - one)
 
@@ -73,6 +73,13 @@ def test_a_layer_keeps_what_is_told(precision):
 def test_a_layer_of_another_family_keeps_no_more_than_is_told(family):
     kept = of_a_layer(kept_of, family, "bf16")
     assert 0.9 < kept / of_a_layer(told, family, "bf16") < 1.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [128, 512])
+def test_a_layer_keeps_a_mask_where_sequences_are_as_long_as_its_window(tokens):
+    kept = of_a_layer(kept_of, "gemma3_text", "bf16", tokens)
+    assert kept == pytest.approx(of_a_layer(told, "gemma3_text", "bf16", tokens), rel=0.01)
 
 
 @pytest.mark.slow

@@ -382,6 +382,18 @@ def test_a_link_stays_and_what_is_no_file_is_not_replaced(tmp_path: Path) -> Non
     assert (tmp_path / "pipe").is_fifo()
 
 
+def test_a_link_to_no_file_yet_gets_one_and_a_circle_of_links_is_no_bug(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("run.toml")
+    written(tmp_path / "link", "demo", force=False)
+    assert (tmp_path / "link").is_symlink()
+    assert parse_toml((tmp_path / "run.toml").read_text()).name == "demo"
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(ConfigError, match="cannot write .*circle: File exists"):
+        written(tmp_path / "circle", "demo", force=False)
+    written(tmp_path / "circle", "demo", force=True)
+    assert parse_toml((tmp_path / "circle").read_text()).name == "demo"
+
+
 def test_unknown_presets_are_told_the_known(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown preset '125M': use demo or 125m or 1b"):
         written(tmp_path / "run.toml", "125M", force=False)

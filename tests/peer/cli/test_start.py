@@ -491,6 +491,18 @@ def test_data_that_is_not_there_is_told_before_anything_is_made(
     assert not home.root.exists()
 
 
+@pytest.mark.parametrize("kind", ["text:", "tokens:", ""])
+def test_own_data_that_is_not_there_is_told_by_its_option_before_anything_is_made(
+    home: Home, lives: list[str], tmp_path: Path, kind: str
+) -> None:
+    run_toml = tmp_path / "run.toml"
+    run_toml.write_text('[data]\nsource = "stdlib"\n')
+    config = load_config({"home": home.root, "data": f"{kind}{tmp_path}/nothing"}, {})
+    with pytest.raises(ConfigError, match=r"^data = .*nothing \(.*\): .*no file"):
+        run_peer(config, Start(run_toml, new_run=False))
+    assert not home.root.exists()
+
+
 @pytest.mark.parametrize("kind", ["tokens:", ""])
 def test_a_founders_own_file_of_tokens_does_not_drop_what_is_replayed(
     home: Home, lives: list[str], tmp_path: Path, kind: str

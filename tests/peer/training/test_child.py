@@ -175,6 +175,13 @@ def test_a_gpu_computes_layers_again_rather_than_train_on_one_sequence_at_a_time
     assert stepper._model.recomputes == rather
 
 
+def test_a_gpu_halves_an_odd_number_of_sequences_no_further_than_it_halves_others():
+    stepper = FullDevice(3, room=1.0, beside_moments=1.0)
+    stepper._model.device = torch.device("cuda")
+    fit_micro_batch(stepper, BLOCKS_BT)
+    assert stepper.tried == [3, 2, 3, 3]
+
+
 @pytest.mark.parametrize(
     ("available", "micro_batch", "recomputes"), [(1 << 40, 8, False), (64e6, 4, True)]
 )
