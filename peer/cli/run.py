@@ -225,7 +225,7 @@ def _new_run(config: PeerConfig, spec: RunSpec) -> RunSpec:
     names = [expert.name for expert in spec.experts] or [""]
     for name, model in zip(names, spec.models, strict=True):
         try:
-            named = "data.source" if config.data is None else config.told("data")
+            named = "data.source" if config.data is None else config.given("data")
             _check_source(named, config.data or model.data.source)
             if model.data.replay is not None:
                 _check_mixed(config)
