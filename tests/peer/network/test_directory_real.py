@@ -45,8 +45,9 @@ async def world(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """Others have time to answer, however busy the machine is."""
+    """Others, and our own process, have time to answer, however busy the machine is."""
     monkeypatch.setattr(directory_module, "ASK_TIMEOUT_S", ANSWERED_S)
+    monkeypatch.setattr(directory_module, "HUNG_AFTER_S", 3 * ANSWERED_S)
 
 
 @pytest.fixture
