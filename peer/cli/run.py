@@ -23,7 +23,7 @@ from peer.state.home import Home, OtherRun
 from peer.training.child_process import spare_child
 from protocol.errors import InvalidRunSpec, leaves
 from protocol.run.amendments import differing_keys
-from protocol.run.run_spec import SOURCES, RunSpec
+from protocol.run.run_spec import RunSpec, kind_of
 from protocol.run.signed_spec import SignedSpec
 
 from .options import Start, check_folder, read_spec
@@ -300,8 +300,7 @@ def _check_enough(spec: RunSpec, data: str | None) -> None:
 
 def _check_mixed(config: PeerConfig) -> None:
     """Refuse a file of tokens as own data: it is a whole corpus. Raises ConfigError."""
-    kind = (config.data or SOURCES[0]).partition(":")[0]
-    if kind == "tokens" or kind not in SOURCES:
+    if config.data is not None and kind_of(config.data)[0] == "tokens":
         raise ConfigError(
             f"{config.given('data')}: a file of tokens is the whole corpus, without data.replay;"
             " name it in data.source, and both are trained on, or leave data.replay out"
@@ -310,9 +309,7 @@ def _check_mixed(config: PeerConfig) -> None:
 
 def _check_source(key: str, source: str) -> None:
     """Refuse files that are not there; `key` names them. Raises ConfigError."""
-    kind, _, pattern = source.partition(":")
-    if kind not in SOURCES:
-        kind, pattern = "tokens", source
+    kind, pattern = kind_of(source)
     if kind == "tokens" and not Path(pattern).expanduser().is_file():
         raise ConfigError(f"{key}: there is no file {pattern}")
     if kind not in ("text", "jsonl", "parquet", "chat") or pattern.startswith("hf:"):

@@ -137,7 +137,7 @@ class ExpertPeers:
     def trainers_among(
         self, others: Iterable[Member], own: ExpertTrainer
     ) -> Mapping[PeerId, ExpertTrainer]:
-        """What we and these others train, and how fast."""
+        """We and these others, each with its expert and its speed."""
         everything = frozenset(range(len(self.names)))
         known = {m.peer_id: (m, self._number_of[m.progress.group or ""]) for m in others}
         speeds = {
@@ -283,7 +283,7 @@ class ExpertWatch:
                 return self._to(target)
 
     def after_the_end(self) -> JoinAgain | None:
-        """What a new process is to do when our expert is trained to its end; None for nothing."""
+        """The next work of a new process when our expert is trained to its end, if there is any."""
         target = self._next() if self._pinned is None else self._to_its_pin()
         return None if target is None else self._to(target)
 

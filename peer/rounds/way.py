@@ -98,7 +98,7 @@ class Checkpoints(Protocol):
     """
 
     def load(self) -> Load:
-        """What the first trainer loads; later ones have the slow weights alone."""
+        """The state that the first trainer loads; later ones have the slow weights alone."""
 
     def on_trainer_started(self, line: TrainerLine) -> None: ...
 

@@ -82,7 +82,7 @@ class OtherPlans:
 
 
 class StageExchange(ABC):
-    """What data peers and relays have in common; roles.py has the rest.
+    """The part of data peers and relays that is the same; roles.py has the rest.
 
     Args:
         router: takes the plans; None where nothing is planned.

@@ -1,4 +1,4 @@
-"""What data peers and relays do differently with the microbatches of other peers (exchange.py)."""
+"""The parts of data peers and of relays in the exchange of microbatches (exchange.py)."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -65,7 +65,7 @@ def free_memory(device: torch.device, ranks: int = 1) -> int:
 
 
 def activation_memory(device: torch.device, later: int = 0) -> int:
-    """What may be taken of free memory, of which so much will be needed for other things."""
+    """The share of free memory that a step may take; `later` bytes of it go to other things."""
     return int((free_memory(device) - later) * ACTIVATION_SHARES[device.type])
 
 

@@ -303,7 +303,7 @@ class FlatModel:
         return True
 
     def _out(self, **given: Any) -> Any:
-        """What the module makes of this; plainly from now on where it fails compiled.
+        """The output of the module, which computes plainly from now on where it fails compiled.
 
         A measurement, and each new shape of one, is compiled when it first comes. The backward pass
         is of the first step alone, for all steps have its shapes (step.py).

@@ -32,7 +32,7 @@ ChunkOrder = WriteResults | WriteChunk | UndoSteps
 
 @dataclass(slots=True)
 class TrainerUpdate:
-    """What the trainer is to be told of some writes, and until when these may begin.
+    """A message to the trainer about some writes, in the making, and until when these may begin.
 
     Attributes:
         until_s: what could not be begun by then is not written.

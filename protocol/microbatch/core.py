@@ -23,7 +23,7 @@ from .trainer_messages import Begun, Filled, Freed, GradientAdded, StageCommand,
 
 
 class MicrobatchEvent(StrEnum):
-    """What has become of a microbatch; `counts` and the metrics have these names."""
+    """A thing that happens to a microbatch; `counts` and the metrics have these names."""
 
     BEGUN = "begun"
     """It set out (at its data peer)."""

@@ -692,6 +692,14 @@ def _leave_out_default(section: Any, tree: Any, path: list[str], key: str) -> No
         del tree[key]
 
 
+def kind_of(source: str) -> tuple[str, str]:
+    """`text:GLOB` to its parts; what names no kind is a file of tokens."""
+    kind, colon, where = source.partition(":")
+    if kind == SOURCES[0] or (colon and kind in SOURCES):
+        return kind, where
+    return "tokens", source
+
+
 def run_id_of(spec_bytes: bytes, founder_public_key: bytes) -> str:
     return blake3.blake3(founder_public_key + spec_bytes).hexdigest(length=16)
 

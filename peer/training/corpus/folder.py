@@ -22,7 +22,7 @@ from msgspec import structs
 from peer.runtime.files import replacing
 from protocol.content.manifest import CorpusManifest, blob_name, digest_of, parse_manifest
 from protocol.limits import MAX_BLOB_BYTES, MAX_PIECES
-from protocol.run.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec, kind_of
 from protocol.schedule.progress import Counting, Tell, nobody
 
 from .blocks import Corpus, PieceCorpus, cut_piece, is_packed, open_file, without_marks
@@ -169,7 +169,7 @@ def prepare_corpus(
         OSError: a text cannot be read, or the cache not be written.
         ValueError: the tokenizer cannot be read.
     """
-    kind, _ = _kind_of(source or spec.data.source)
+    kind, _ = kind_of(source or spec.data.source)
     tokenizer = load_tokenizer(spec.data.tokenizer)
     replay = spec.data.replay
     if source is not None and kind == "tokens":
@@ -189,7 +189,7 @@ def _tokens_of(
     source: str, packed: Path, *, spec: RunSpec, tokenizer: Tokenizer, cache_dir: Path, tell: Tell
 ) -> Path:
     """The file of a source's tokens: the user's, or `packed`, which is made."""
-    kind, where = _kind_of(source)
+    kind, where = kind_of(source)
     if kind == "tokens":
         path = Path(where).expanduser().absolute()
         if not (path.is_file() and is_packed(path)):
@@ -283,14 +283,6 @@ def describe_corpus(spec: RunSpec, kept: KeptCorpus) -> KeptCorpus:
     if sizes != (spec.model.context_length, spec.data.validation_blocks):
         raise InvalidCorpus("the corpus that the run spec names was cut for another run spec")
     return kept
-
-
-def _kind_of(source: str) -> tuple[str, str]:
-    """`text:GLOB` to its parts; what names no kind is a file of tokens."""
-    kind, colon, where = source.partition(":")
-    if kind == "stdlib" or (colon and kind in ("text", "tokens", *DOCUMENT_KINDS)):
-        return kind, where
-    return "tokens", source
 
 
 def _kept(
