@@ -3,8 +3,9 @@
 VENV      := .venv
 BIN       := $(VENV)/bin
 STAMP     := $(VENV)/.installed
-# -qq: pip's errors, without its warnings about indexes that this machine's settings name.
-PIP       := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# -qq: pip's errors, without its warnings about indexes that this machine's settings name. Of what is
+# installed, a tenth is ever imported: Python compiles that when it is, the first time.
+PIP       := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 OUT       ?= demo-run
 METHOD    ?= noloco
 BOX       ?= 1
@@ -45,21 +46,20 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "env: ready"
 
 # Whole swarms of real processes wait for what users see, within bounds, and for each other: two at a
-# time. Those that compare times have the processors to themselves; all other tests share them.
+# time. All other tests share the processors.
 test: env  ## The tests, but for the long ones (PYTEST='-m long'); PYTEST='...' gives pytest options, and runs one by one
 ifeq ($(strip $(PYTEST)),)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --ignore=tests/e2e $(WITHOUT)
-	@$(BIN)/python -m pytest -n 2 --durations=12 -m "not long and not alone" tests/e2e
-	@$(BIN)/python -m pytest --durations=3 -m "alone and not long" tests/e2e
+	@$(BIN)/python -m pytest -n 2 --durations=12 tests/e2e
 else
 	@$(BIN)/python -m pytest $(PYTEST)
 endif
 
-test-all: test  ## All tests, the long ones too: an hour; those behind routers need root and nft
+test-all: test  ## All tests, the long ones too: an hour and a half; those behind routers need root and nft
 	@$(BIN)/python -m pytest -m long --durations=12
 
 test-fast: env  ## The tests that take less than a quarter of a second each
-	@$(BIN)/python -m pytest -m "not slow and not e2e" $(PYTEST)
+	@$(BIN)/python -m pytest -m "not slow and not e2e and not long" $(PYTEST)
 
 coverage: env  ## Coverage of the tests that start no processes
 	@$(BIN)/coverage erase

@@ -105,6 +105,7 @@ def test_the_gate_is_two_sided_and_of_equal_seeds_and_h():
     assert table["heavy-ball"]["fast less slow"] == "+0.1000"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_arms_differ_as_they_should_and_are_made_once(tmp_path):
     texts = tmp_path / "texts"

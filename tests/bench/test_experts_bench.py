@@ -174,6 +174,7 @@ def test_a_figure_is_that_of_the_protocol_on_stored_log_probs():
             assert together[rule][domain] == loss_of(ensemble_log_probs(stored, how))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_smallest_study_runs_and_goes_on_where_it_was(
     domains, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys

@@ -65,6 +65,7 @@ def test_an_arm_changes_one_factor(arm):
         assert len(changed - {"clock_of"}) == (arm.name != SKIP) + ways_to_be_late
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_equal_time_is_the_planners():
     full, skip, same = ARMS[FULL], ARMS[SKIP], ARMS["full-same-clock"]
@@ -141,7 +142,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("global_clip", [True, False])
+@pytest.mark.parametrize("global_clip", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_at_full_depth_it_is_the_whole_model(world, global_clip):
     """Clipped by the norm of all; where stages clip by their own, it is another model."""
     arm = StageArm("whole", visited=STAGES, codec="fp32", global_clip=global_clip)
@@ -164,6 +165,7 @@ def test_at_full_depth_it_is_the_whole_model(world, global_clip):
     assert same == global_clip
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_late_gradients_are_those_of_the_weights_one_update_ago(world):
     losses = {}
@@ -202,6 +204,7 @@ def test_stages_left_out_are_left_out(world):
     assert (result.steps, result.tokens) == (6, 6 * 20 * 16)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_gossip_brings_replicas_together(world):
     apart, together = (

@@ -28,6 +28,7 @@ def test_promtool_approves_of_names_units_and_help_texts():
     assert (done.stdout + done.stderr, done.returncode) == (b"", 0)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.e2e
 @needs_prometheus

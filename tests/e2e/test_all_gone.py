@@ -84,9 +84,10 @@ def manifest_of(checkpoint: Path) -> dict[str, Any]:
     return manifest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("names", "founder_is_lost"),
-    [(("b", "c"), True), pytest.param(("b", "c", "d"), False, marks=pytest.mark.long)],
+    [(("b", "c"), True), (("b", "c", "d"), False)],
     ids=["lost", "kept"],
 )
 def test_peers_killed_at_once_go_on_from_the_newest_good_checkpoint(

@@ -87,6 +87,7 @@ def test_a_peer_whose_processes_divide_sequences_averages(own: Swarm) -> None:
     wait_until(lambda: box.status()["validation_loss"] is not None, "it has measured its loss")
 
 
+@pytest.mark.long
 def test_a_peer_of_two_processes_averages_and_dies_as_one(own: Swarm) -> None:
     founder = own.founder
     box = launch(own, founder, 2)

@@ -37,7 +37,7 @@ def sees(peer: Peer, other: Peer) -> bool:
     return other.peer_id in {told["peer_id"] for told in peer.status()["peers"]}
 
 
-@pytest.mark.alone
+@pytest.mark.long
 def test_a_machine_that_falls_asleep_is_forgotten_and_comes_back(swarm: Swarm) -> None:
     *others, sleeper = swarm.at_least(4)
     for peer in others:

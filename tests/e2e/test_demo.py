@@ -118,7 +118,7 @@ def test_a_small_demo_ends_with_its_summary(tmp_path, method, box):
     [
         ("starting the first", signal.SIGINT, 130),
         pytest.param("join from", signal.SIGTERM, 143, marks=pytest.mark.long),
-        ("training 1", signal.SIGKILL, -9),
+        pytest.param("training 1", signal.SIGKILL, -9, marks=pytest.mark.long),
         pytest.param("training 4", signal.SIGKILL, -9, marks=pytest.mark.long),
     ],
 )

@@ -149,6 +149,7 @@ def test_a_killed_p2pd_costs_no_state(fragments: Swarm) -> None:
     wait_one_state([*others, victim])
 
 
+@pytest.mark.long
 def test_a_killed_peer_is_missed_by_nobody(fragments: Swarm) -> None:
     *others, victim = joined(fragments, 3)
     victim.kill()

@@ -103,6 +103,7 @@ def test_each_expert_is_trained_by_its_own_peers_and_a_killed_one_comes_back(
     assert not founder.events(EventName.ROUND_AVERAGED), "it is the only one of its expert"
 
 
+@pytest.mark.long
 def test_the_steps_of_one_expert_are_amended(experts: Swarm, tmp_path: Path) -> None:
     founder, key = experts.founder, "experts.code.training.total_steps"
     home = str(founder.home.root)
@@ -118,6 +119,7 @@ def test_the_steps_of_one_expert_are_amended(experts: Swarm, tmp_path: Path) -> 
     assert steps == {"general": 1000000, "code": 900000}
 
 
+@pytest.mark.long
 def test_all_are_exported_from_one_home_and_answer_together(experts: Swarm, tmp_path: Path) -> None:
     founder, folder = experts.founder, tmp_path / "hf"
     coder(experts)
@@ -142,6 +144,7 @@ def test_a_joiner_is_told_the_names(experts: Swarm) -> None:
     assert "no expert 'cod', but general, code; did you mean 'code'?" in peer.stderr
 
 
+@pytest.mark.long
 def test_a_newcomer_takes_the_expert_whose_only_peer_was_killed(experts: Swarm) -> None:
     founder, first = experts.founder, coder(experts)
     written = first.wait_event(EventName.CHECKPOINT_WRITTEN, START_S)

@@ -69,6 +69,7 @@ async def test_garbage_on_every_protocol_harms_nobody(
     await trio.to_thread.run_sync(unharmed, peers, seen, stranger)
 
 
+@pytest.mark.long
 async def test_too_many_silent_streams_of_a_stranger_shut_out_only_the_stranger(
     swarm: Swarm, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -115,6 +116,7 @@ async def test_a_stranger_that_lies_about_its_step_and_speed_ends_nothing(
         assert peer.status()["round"] < status["round"] + 1000
 
 
+@pytest.mark.long
 async def test_what_a_stranger_says_of_others_drives_nobody_out(
     swarm: Swarm, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -138,7 +138,7 @@ def has_ended(peer: Peer, other: Peer, since: int) -> bool:
     return bool(said_of(peer, other, since, *ends)) or gave_up_at_once(peer, other, since)
 
 
-@pytest.mark.alone
+@pytest.mark.long
 def test_a_peer_killed_in_mid_exchange_costs_its_partner_one_round(swarm: Swarm) -> None:
     *others, victim = swarm.at_least(4)
     wait_seen_by(others, victim)
@@ -206,6 +206,7 @@ def test_a_killed_trainer_is_restarted_from_the_outer_state(swarm: Swarm) -> Non
         assert not [event for event in peer.events()[seen:] if event["event"] in harm]
 
 
+@pytest.mark.long
 def test_the_founder_dies_and_the_others_go_on_and_take_in_a_new_one(swarm: Swarm) -> None:
     swarm.at_least(3)
     founder = swarm.founder

@@ -29,7 +29,7 @@ def gaps_after(peer: Peer, num_events: int) -> tuple[list[float], list[float]]:
     return [g for at_s, g in gaps if at_s < since_s], [g for at_s, g in gaps if at_s >= since_s]
 
 
-@pytest.mark.alone
+@pytest.mark.long
 def test_a_late_joiner_gets_everything_and_nobody_pauses(swarm: Swarm) -> None:
     others = swarm.at_least(2)
     via = next(peer for peer in reversed(others) if peer is not swarm.founder)

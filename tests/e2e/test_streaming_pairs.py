@@ -41,6 +41,7 @@ def wait_averages(peer: Peer, partners: Sequence[Peer]) -> None:
     peer.wait_for("an average of each fragment", more, START_S)
 
 
+@pytest.mark.long
 def test_fragments_find_partners_and_a_killed_peer_holds_nobody_up(pairs: Swarm) -> None:
     a, b, c = pairs.at_least(3)
     for peer in (a, b, c):

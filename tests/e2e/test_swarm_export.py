@@ -12,6 +12,7 @@ from peer.options.exit_codes import ExitCode
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 
+@pytest.mark.long
 def test_the_mean_of_all_peers_is_measured_and_written(swarm: Swarm, tmp_path: Path) -> None:
     peers = swarm.at_least(3)
     home = ("--home", str(peers[0].home.root))

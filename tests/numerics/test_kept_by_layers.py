@@ -82,6 +82,7 @@ def test_a_layer_keeps_a_mask_where_sequences_are_as_long_as_its_window(tokens):
     assert kept == pytest.approx(of_a_layer(told, "gemma3_text", "bf16", tokens), rel=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_layer_keeps_less():

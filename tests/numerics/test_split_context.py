@@ -18,11 +18,11 @@ from peer.training.ranks.group import Ranks
 from peer.training.shared import code_memory
 from peer.training.step import Stepper
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 LIMIT_S = 300
 
 
-@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.fixture(scope="module", params=[2, 3])
 def divided(request, tmp_path_factory):
     """What so many ranks have computed of each case; 3 do not divide the length, nor 2 a head."""
     path, store_fd = tmp_path_factory.mktemp("divided") / "found", code_memory()

@@ -40,9 +40,8 @@ def test_the_event_logs_are_what_they_were(world):
 
 
 # The test above runs its worlds with one thread and a hash seed that is drawn.
-@pytest.mark.parametrize(
-    ("hash_seed", "threads"), [("2", "2"), pytest.param("1", "1", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("hash_seed", "threads"), [("2", "2"), ("1", "1")])
 def test_they_depend_neither_on_the_process_nor_on_its_threads(hash_seed, threads):
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": threads}
     worlds = ["pairs", "streaming-diloco", "streaming-gossip", "microbatches", "returning-pairs"]

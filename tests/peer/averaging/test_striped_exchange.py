@@ -90,7 +90,8 @@ def test_all_stripes_of_an_exchange_and_what_else_a_peer_opens_are_let_in():
 
 
 @pytest.mark.parametrize(
-    ("parameters", "stripes"), [(LONG, 8), (4 * LONG, MAX_STRIPES), (SHORT, 0)]
+    ("parameters", "stripes"),
+    [(LONG, 8), pytest.param(4 * LONG, MAX_STRIPES, marks=pytest.mark.long), (SHORT, 0)],
 )
 @pytest.mark.slow
 async def test_a_long_vector_takes_stripes_and_no_more_bytes(autojump_clock, parameters, stripes):

@@ -187,6 +187,7 @@ def written_by(command: list[str], ends: tuple[int, int], until: str) -> str:
     return written.decode()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_corpus_that_is_frozen_shows_its_progress_in_a_terminal(tmp_path: Path) -> None:
     drawn = r"preparing the data: tokenising, \d+%, \d+ \w+ left, [\d.]+ MB/s \(\d MB of 25 MB\)"
@@ -198,6 +199,7 @@ def test_a_corpus_that_is_frozen_shows_its_progress_in_a_terminal(tmp_path: Path
     assert rows[-1] == ""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_same_into_a_pipe_is_whole_lines_alone(tmp_path: Path) -> None:
     """Which of the two is told depends on the machine: what it does is looked at each second."""

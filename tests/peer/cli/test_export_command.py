@@ -210,6 +210,7 @@ def test_a_stage_alone_is_no_model(home: Home, tmp_path: Path) -> None:
 
 
 # --- at the end of a run --------------------------------------------------------------------------
+@pytest.mark.long
 async def test_when_a_run_is_over_its_model_is_written(home: Home, tmp_path: Path) -> None:
     """By the very command: here no daemon answers it, so it takes the checkpoint."""
     keep(home, 200, 2.0)

@@ -35,6 +35,7 @@ def planned(run_toml: Path, *more: str, peers: Path = EXAMPLES / "peers.csv"):
     return CliRunner().invoke(app, ["plan", str(run_toml), "--peers", str(peers), *links, *more])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_page_shows_what_the_command_prints(run_toml, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
@@ -134,7 +135,7 @@ def test_names_are_shown_as_they_are(run_toml, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", ["png", "svg"])
+@pytest.mark.parametrize("ending", [pytest.param("png", marks=pytest.mark.long), "svg"])
 def test_a_picture_is_drawn_and_is_the_same_again(run_toml, tmp_path, ending):
     few, picture = few_machines(tmp_path, 3), tmp_path / f"plan.{ending}"
     options = ["--stages", "2", "--visited", "2", "--microbatches", "3"]

@@ -83,6 +83,7 @@ def test_one_or_two_wrong_wraps_never_pass(seed: int, width: int, places: set[in
     assert (diff._sums(wrapped, widths) != diff._sums(true, widths)).any()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_of_many_wrong_wraps_as_many_pass_as_are_promised() -> None:
     """One block in 251 squared; of 2 million some 32."""

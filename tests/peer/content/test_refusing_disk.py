@@ -59,6 +59,7 @@ async def test_what_a_full_disk_does_not_take_waits_for_it_and_comes_once(
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.long
 async def test_a_disk_that_removes_nothing_takes_no_more_than_it_may(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ async def test_a_joiner_behind_a_thin_line_gets_one_piece_after_the_other(
         assert joiner.came_bytes() < 12.5 * PIECE_BYTES  # nothing came for nothing
 
 
+@pytest.mark.long
 async def test_a_founder_behind_a_thin_line_gives_one_piece_after_the_other(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ from protocol.run.sections import AdmissionSection
 
 pytestmark = pytest.mark.slow
 H = 20
-METHODS = ("noloco", "diloco", "streaming")
+METHODS = ("noloco", "diloco", pytest.param("streaming", marks=pytest.mark.long))
 
 
 async def amend(swarm, name="a", at_round=None, dry_run=False, **changes):

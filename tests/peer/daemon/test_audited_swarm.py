@@ -148,9 +148,8 @@ def test_averages_from_which_values_are_left_out_are_audited_too(tmp_path):
     run()
 
 
-@pytest.mark.parametrize(
-    ("seed", "codec"), [(1, "int8"), pytest.param(2, "int4", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("seed", "codec"), [(1, "int8"), (2, "int4")])
 def test_nobody_is_convicted_where_all_are_honest_however_they_come_and_go(tmp_path, seed, codec):
     @simulated(seed)
     async def run():

@@ -30,6 +30,7 @@ async def after_the_branch(swarm: SimulatedSwarm) -> dict[str, str | None]:
     return {name: expert_of(swarm[name]) for name in NAMES}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sync",
     [{}, {"method": "diloco"}, {"noloco": {"fragments": "strided", "blocks_per_fragment": 1}}],

@@ -127,6 +127,7 @@ async def test_on_thin_lines_rounds_are_as_long_as_keeps_them_busy(tmp_path):
             assert len(peer.events(EventName.VALIDATED)) >= 1900 / AUTO_ROUND_STEPS / 2
 
 
+@pytest.mark.long
 @simulated()
 async def test_peers_with_unequal_lines_meet_and_a_slow_one_sets_nobodys_rounds(tmp_path):
     """The slow one may as well be one that pretends to be."""
@@ -165,6 +166,7 @@ async def test_replicas_that_forget_nothing_believe_each_other_over_unequal_line
             assert not peer.events(EventName.PEER_IGNORED)
 
 
+@pytest.mark.long
 @simulated(2)
 async def test_the_end_waits_for_a_peer_that_is_in_a_long_exchange(tmp_path):
     async with open_swarm(2, auto_spec(640), tmp_path, OPTIONS) as swarm:
@@ -222,6 +224,7 @@ async def test_a_peer_alone_takes_the_rounds_of_the_run(tmp_path):
         assert min(opened) >= AUTO_ROUND_STEPS / 2
 
 
+@pytest.mark.long
 @simulated()
 async def test_a_founder_ends_its_round_alone_when_the_first_joiner_comes(tmp_path):
     async with open_swarm(1, auto_spec(192), tmp_path, OPTIONS) as swarm:

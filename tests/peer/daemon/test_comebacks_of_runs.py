@@ -30,7 +30,14 @@ pytestmark = pytest.mark.slow
 EVERY_S = 5.0
 KEEPS = Machine(checkpoint_every_s=EVERY_S)
 ROUNDS = 40
-WAYS = pytest.mark.parametrize("method", ["noloco", "diloco", "streaming"])
+WAYS = pytest.mark.parametrize(
+    "method",
+    [
+        "noloco",
+        pytest.param("diloco", marks=pytest.mark.long),
+        pytest.param("streaming", marks=pytest.mark.long),
+    ],
+)
 
 
 async def train_a_while(swarm: SimulatedSwarm, *names: str, seconds: float = 12.0) -> None:

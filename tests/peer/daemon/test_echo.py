@@ -23,6 +23,7 @@ MACHINES: Final = {
 FORGETS_NOTHING: Final = SwarmOptions(problem=ToyProblem(rate=0.001))
 
 
+@pytest.mark.long
 def test_an_echo_does_not_part_honest_peers(tmp_path, monkeypatch):
     echo = Echo(monkeypatch, identity_of(SEED, "d").peer_id)
 

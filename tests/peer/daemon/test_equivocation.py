@@ -57,6 +57,7 @@ class Fork:
         monkeypatch.setattr(Outbox, "send_soon", forked)
 
 
+@pytest.mark.long
 def test_an_owner_that_tells_two_results_is_banned_and_stays_so_after_all_restart(
     tmp_path, monkeypatch
 ):

@@ -23,7 +23,7 @@ INNER_STEPS, STEP_S = 20, 0.1
 ROUND_S = INNER_STEPS * STEP_S
 LONG = 10_000
 MARGIN_S = 2.0
-WAYS = pytest.mark.parametrize("method", ["noloco", "diloco"])
+WAYS = pytest.mark.parametrize("method", ["noloco", pytest.param("diloco", marks=pytest.mark.long)])
 
 
 def rounds_closed(peer: SimulatedPeer, since_s: float = 0.0) -> int:
@@ -37,6 +37,7 @@ async def both_average(swarm: SimulatedSwarm, *names: str, times: int = 2) -> No
     await swarm.until(lambda: all(swarm[n].facts.averaged >= wanted[n] for n in names))
 
 
+@pytest.mark.long
 @simulated()
 async def test_of_sixteen_peers_fifteen_find_a_partner_each_round(tmp_path):
     rounds, names = 5, [f"p{number}" for number in range(16)]

@@ -91,7 +91,11 @@ def striped(monkeypatch: pytest.MonkeyPatch) -> None:
 # odd operations, the other at its even ones.
 WORLDS = pytest.mark.parametrize(
     ("seed", "every", "pieces_"),
-    [(1, 2, False), pytest.param(2, 2, False, marks=pytest.mark.long), (1, 17, True)],
+    [
+        (1, 2, False),
+        pytest.param(2, 2, False, marks=pytest.mark.long),
+        pytest.param(1, 17, True, marks=pytest.mark.long),
+    ],
 )
 
 
@@ -149,7 +153,7 @@ def test_a_stream_cut_at_any_operation_leaves_both_sides_averaged_or_neither(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("harm", ["cancel", "leave"])
+@pytest.mark.parametrize("harm", ["cancel", pytest.param("leave", marks=pytest.mark.long)])
 def test_a_peer_that_ends_at_any_operation_leaves_nothing_behind(harm, tmp_path, monkeypatch):
     last = operations_of_a_round(1, tmp_path / "whole", monkeypatch)
     for at in range(1, last + 1, 3):

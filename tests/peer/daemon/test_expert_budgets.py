@@ -44,6 +44,7 @@ def machines(*rows: tuple[str, str, float]) -> dict[str, Machine]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sync",
     [
@@ -73,6 +74,7 @@ def test_one_peer_and_three_of_unequal_speed_end_at_their_budgets(
     run()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sync", [{}, {"method": "diloco"}], ids=["in pairs", "diloco"])
 @pytest.mark.parametrize("rounds", [14, 7], ids=["longer", "shorter"])
 def test_an_expert_that_is_amended_ends_at_its_new_budget_and_no_other_does(

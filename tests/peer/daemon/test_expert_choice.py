@@ -97,6 +97,7 @@ async def trains_code_then_general(swarm: SimulatedSwarm) -> SimulatedPeer:
     return other
 
 
+@pytest.mark.long
 @simulated()
 async def test_where_one_comes_back_to_an_expert_it_goes_on_from_its_checkpoint(tmp_path):
     spec = run_of({"general": 400, "code": 400})
@@ -111,6 +112,7 @@ async def test_where_one_comes_back_to_an_expert_it_goes_on_from_its_checkpoint(
         assert resumed["step"] > 0
 
 
+@pytest.mark.long
 @simulated()
 async def test_moves_take_time_and_pinned_peers_make_none(tmp_path):
     spec = run_of({"general": 400, "code": 400})
@@ -126,6 +128,7 @@ async def test_moves_take_time_and_pinned_peers_make_none(tmp_path):
         assert 60 * STEPS * 0.1 > 3 * EMPTY_S
 
 
+@pytest.mark.long
 @simulated()
 async def test_when_an_expert_is_trained_its_peers_go_on_with_others_and_one_serves_it(tmp_path):
     spec = run_of({"general": 400, "code": 40, "math": 60})

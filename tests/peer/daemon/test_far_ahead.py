@@ -72,7 +72,8 @@ FAST = Machine(SimulatedSpeed(step_s=STEP_S / 6))
 MAJORITY = "abc"
 
 
-@pytest.mark.parametrize("method", [pytest.param("diloco", marks=pytest.mark.long), "noloco"])
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["diloco", "noloco"])
 def test_an_honest_fast_peer_that_was_cut_off_moves_nobody_when_it_is_back(tmp_path, method):
     """It has trained alone, and truly is where it says: one peer all the same."""
     rounds = 10 * LOST_LAG_ROUNDS

@@ -64,8 +64,7 @@ def names(number: int) -> list[str]:
         *[(2, 1, codec) for codec in CODECS],
         *[(3, 3, codec) for codec in CODECS],
         *[(5, 4, codec) for codec in CODECS],
-        (8, 3, "fp32"),
-        *[pytest.param(8, 3, codec, marks=pytest.mark.long) for codec in CODECS[1:]],
+        *[pytest.param(8, 3, codec, marks=pytest.mark.long) for codec in CODECS],
     ],
 )
 def test_all_peers_end_with_the_mean_of_all(tmp_path, monkeypatch, number, num_meetings, codec):
@@ -127,6 +126,7 @@ async def killed_at(at: int, folder: Path, patch: pytest.MonkeyPatch) -> bool:
     return tap.struck
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_member_killed_in_its_meetings_holds_nobody_up(tmp_path, monkeypatch):
     for at in itertools.count(1, 4):
@@ -229,6 +229,7 @@ async def test_the_last_one_left_does_not_wait_for_ever(tmp_path):
         assert trio.current_time() - ended_s < MIN_WAIT_S + 1.0
 
 
+@pytest.mark.long
 @simulated()
 async def test_who_is_too_slow_for_the_wait_takes_part_no_more_and_joins_again(tmp_path):
     async with open_swarm(1, toy_spec(ROUNDS, INNER_STEPS), tmp_path) as swarm:

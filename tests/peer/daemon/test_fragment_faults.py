@@ -129,13 +129,14 @@ async def test_of_five_peers_one_fails_before_and_one_in_mid_send(tmp_path, monk
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "stall_s"),
     [
-        pytest.param("trainer", 4.0, marks=pytest.mark.long),
+        ("trainer", 4.0),
         ("machine", 9.0),
-        pytest.param("trainer", 6.0, marks=pytest.mark.long),
-        pytest.param("machine", 4.0, marks=pytest.mark.long),
+        ("trainer", 6.0),
+        ("machine", 4.0),
     ],
 )
 def test_a_peer_that_stalls_costs_one_deadline_and_is_not_waited_for_again(tmp_path, what, stall_s):
@@ -180,12 +181,13 @@ async def send_forged(tap: Tap, like: Contribution, cycle: int, size: int) -> No
         await trio.sleep(1.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ahead", "reason"),
     [
         (0, RefusalReason.TWICE),
         (2, RefusalReason.BEHIND),
-        pytest.param(900, RefusalReason.BEHIND, marks=pytest.mark.long),
+        (900, RefusalReason.BEHIND),
     ],
 )
 def test_a_contribution_that_comes_twice_or_jumps_is_refused_and_not_merged(
@@ -240,6 +242,7 @@ def test_a_contribution_that_comes_twice_or_jumps_is_refused_and_not_merged(
     run()
 
 
+@pytest.mark.long
 @simulated(SEED)
 async def test_a_peer_may_jump_rounds_and_is_averaged_with_at_once(tmp_path):
     async with open_swarm(SEED, fragment_spec(16), tmp_path, OPTIONS) as swarm:
@@ -323,6 +326,7 @@ def known_to(exchange: FragmentExchange) -> set[str]:
     return {*kept, *settled, *passed, *exchange._outbox._queues}
 
 
+@pytest.mark.long
 @simulated(SEED)
 async def test_of_a_peer_that_is_gone_nothing_is_kept(tmp_path, monkeypatch):
     async with open_swarm(SEED, fragment_spec(20), tmp_path, OPTIONS) as swarm:

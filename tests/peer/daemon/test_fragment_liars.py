@@ -75,6 +75,7 @@ def refused(swarm: SimulatedSwarm, names: str, reason: RefusalReason) -> int:
     return sum(swarm[name].facts.refused[reason] for name in names)
 
 
+@pytest.mark.long
 def test_a_result_of_a_stranger_moves_nothing(tmp_path, monkeypatch):
     """It has said hello to nobody, names whomever it likes, and knows every state."""
 
@@ -105,6 +106,7 @@ def test_a_result_of_a_stranger_moves_nothing(tmp_path, monkeypatch):
     run()
 
 
+@pytest.mark.long
 def test_a_member_moves_no_chunk_that_it_does_not_own(tmp_path, monkeypatch):
     """`e` signs results for all, in the name of all: those that it owns by no view are refused."""
 

@@ -39,6 +39,7 @@ def event_bytes(
     return found
 
 
+@pytest.mark.long
 @simulated(SEED)
 async def test_one_send_puts_at_most_a_fragment_on_a_link_in_each_direction(tmp_path, monkeypatch):
     """A send is two trips: contributions to owners, then results to all.
@@ -94,7 +95,8 @@ def shaped(swarm: SimulatedSwarm, link: LinkModel) -> None:
                 swarm.internet.link(source, destination).model = link
 
 
-@pytest.mark.parametrize("names", ["ab", pytest.param("abc", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("names", ["ab", "abc"])
 def test_streaming_hardly_stands_still_on_links_on_which_plain_diloco_does(tmp_path, names):
     """On them a fragment and its average come and go within tau steps, the whole model does not."""
 

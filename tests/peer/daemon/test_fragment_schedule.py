@@ -77,7 +77,7 @@ def test_whole_at_once_and_in_fp32_a_swarm_is_plain_diloco(tmp_path, monkeypatch
 
 
 # --- the schedule ---------------------------------------------------------------------------------
-@pytest.mark.parametrize("tau", [1, 4])
+@pytest.mark.parametrize("tau", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_each_fragment_is_sent_once_in_h_steps_and_merged_tau_steps_later(
     tmp_path, monkeypatch, tau
 ):
@@ -118,6 +118,7 @@ def flights(
     return by_cycle
 
 
+@pytest.mark.long
 @simulated(SEED)
 async def test_with_merge_0_all_replicas_are_equal_on_a_fragment_that_came_back(
     tmp_path, monkeypatch
@@ -143,6 +144,7 @@ async def test_with_merge_0_all_replicas_are_equal_on_a_fragment_that_came_back(
 
 
 # --- one outer copy -------------------------------------------------------------------------------
+@pytest.mark.long
 @pytest.mark.parametrize("codec", ["int8", "int4"])
 def test_outer_copies_are_identical_again_before_each_next_send(tmp_path, monkeypatch, codec):
     """Also where every fifth result is lost on its way; that happens, and is counted."""
@@ -183,6 +185,7 @@ def test_outer_copies_are_identical_again_before_each_next_send(tmp_path, monkey
 
 
 # --- joining --------------------------------------------------------------------------------------
+@pytest.mark.long
 @pytest.mark.parametrize("into_flight_s", [0.0, 0.15, 0.3])
 def test_a_join_request_during_an_exchange_neither_aborts_nor_delays_it(
     tmp_path, monkeypatch, into_flight_s

@@ -15,16 +15,12 @@ pytestmark = pytest.mark.slow
 
 
 LINES = [(1, 0.05, 0, 2), (1, 0.05, 1, 1), (1, 0.1, 1, 1), (3, 0.1, 0, 3)]
-JOINERS = ["bc", "bcd", "bc", "bcd"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("seed", "latency_s", "alone_rounds", "overlap_steps", "joiners"),
-    [
-        pytest.param(*line, joiners, marks=[] if joiners == own else pytest.mark.long)
-        for line, own in zip(LINES, JOINERS, strict=True)
-        for joiners in ("bc", "bcd")
-    ],
+    [(*line, joiners) for line in LINES for joiners in ("bc", "bcd")],
 )
 def test_nobody_waits_long_when_others_join(
     tmp_path, seed, latency_s, alone_rounds, overlap_steps, joiners

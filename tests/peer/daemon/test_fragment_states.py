@@ -53,6 +53,7 @@ def first_cycle_of_all(tap: Tap, fragment: int, names: str, after_s: float) -> i
 
 
 # --- who comes back -------------------------------------------------------------------------------
+@pytest.mark.long
 @simulated(SEED)
 async def test_after_the_next_sync_a_crashed_replica_has_weights_and_momentum_of_the_others(
     tmp_path, monkeypatch
@@ -119,6 +120,7 @@ async def test_after_a_comeback_the_learning_rate_rises_to_the_schedules_and_the
         assert len({rate for _, rate in equal}) == len(equal)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("steps", [0, 2, 45])
 def test_a_third_replica_that_joins_after_some_steps_ends_with_the_same_fragments(
     tmp_path, monkeypatch, steps
@@ -141,9 +143,8 @@ def test_a_third_replica_that_joins_after_some_steps_ends_with_the_same_fragment
 
 
 # --- whose memory is spoilt -----------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "victim", ["a", *(pytest.param(name, marks=pytest.mark.long) for name in "bc")]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("victim", ["a", "b", "c"])
 def test_garbage_of_one_peer_reaches_nobody_and_it_alone_fetches_that_chunk(
     tmp_path, monkeypatch, victim
 ):
@@ -188,7 +189,7 @@ def test_garbage_of_one_peer_reaches_nobody_and_it_alone_fetches_that_chunk(
     run()
 
 
-@pytest.mark.parametrize("victim", "ab")
+@pytest.mark.parametrize("victim", ["a", pytest.param("b", marks=pytest.mark.long)])
 def test_of_two_peers_garbage_of_one_does_not_reach_the_other(tmp_path, victim):
     @simulated(SEED)
     async def run():
@@ -203,6 +204,7 @@ def test_of_two_peers_garbage_of_one_does_not_reach_the_other(tmp_path, victim):
     run()
 
 
+@pytest.mark.long
 @simulated(SEED)
 async def test_while_a_peer_heals_it_contributes_nothing(tmp_path, monkeypatch):
     """Nothing but a word; of the other fragments it contributes as ever, and nobody waits for it.
@@ -233,6 +235,7 @@ async def test_while_a_peer_heals_it_contributes_nothing(tmp_path, monkeypatch):
         assert max(longest_round_s(swarm[name]) for name in "abc") < 2 * 20 * STEP_S
 
 
+@pytest.mark.long
 @simulated(SEED)
 async def test_only_the_spoilt_chunk_crosses_the_wire(tmp_path, monkeypatch):
     async with open_swarm(SEED, fragment_spec(9), tmp_path, OPTIONS) as swarm:
@@ -275,10 +278,12 @@ def after(tap: Tap, fragment: int, chunk: int, state: State) -> State:
     return state[0] + len(steps), state[1] + sum(weight for _, weight in steps)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "halves",
     [
-        *(pytest.param(h, marks=pytest.mark.long) for h in (("abc", "de"), ("ab", "cde"))),
+        ("abc", "de"),
+        ("ab", "cde"),
         ("ab", "cd"),
     ],
 )
@@ -330,6 +335,7 @@ def goes_ahead(sent: Sequence[tuple[Stamp, ...]]) -> bool:
 
 
 # --- weights --------------------------------------------------------------------------------------
+@pytest.mark.long
 @simulated(LEAVER_OWNS_NOTHING)
 async def test_every_peer_sees_the_number_of_contributors_change_once_around_a_join_and_a_leave(
     tmp_path, monkeypatch

@@ -48,7 +48,7 @@ async def throw(network: Network, peer_id: str, data: bytes, pause_s: float) -> 
 @pytest.mark.parametrize(
     ("half", "pause_s"),
     [
-        pytest.param(False, 0.0, id="whole at one go"),
+        pytest.param(False, 0.0, id="whole at one go", marks=pytest.mark.long),
         pytest.param(True, DRIP_EVERY_S, id="cut short and dripped"),
         pytest.param(False, DRIP_EVERY_S, id="whole and dripped", marks=pytest.mark.long),
         pytest.param(True, 0.0, id="cut short at one go", marks=pytest.mark.long),

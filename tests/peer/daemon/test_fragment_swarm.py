@@ -60,6 +60,7 @@ async def test_a_peer_alone_trains(tmp_path):
         assert swarm["a"].facts.skipped == {"no_partner": len(returned(swarm["a"]))}
 
 
+@pytest.mark.long
 @simulated()
 async def test_five_peers_end_with_the_same_bytes(tmp_path):
     names = "abcde"
@@ -80,6 +81,7 @@ SETTLED = 9
 """Rounds after which the chunks of newcomers stand where all others' do."""
 
 
+@pytest.mark.long
 @simulated()
 async def test_peers_with_different_overlap_end_with_the_same_bytes(tmp_path):
     own = {"a": None, "b": 8, "c": 3}
@@ -182,6 +184,7 @@ def test_every_way_of_streaming_ends_with_the_same_bytes(tmp_path, sync, diloco)
     run()
 
 
+@pytest.mark.long
 @simulated()
 async def test_bytes_follow_the_formula(tmp_path):
     """2 (M - 1) / M vectors per round and peer; framing, signatures and audits add at most 15%.
@@ -237,6 +240,7 @@ def test_a_run_ends_with_the_mean_of_all_weights(tmp_path, monkeypatch):
 
 
 # --- whoever fails, the others' average is exact for what arrived ---------------------------------
+@pytest.mark.long
 @simulated()
 async def test_of_five_peers_two_die_and_three_go_on_within_the_deadline(tmp_path):
     async with open_swarm(2, fragment_spec(12), tmp_path, OPTIONS) as swarm:
@@ -265,6 +269,7 @@ async def test_a_peer_that_stalls_costs_the_others_one_deadline(tmp_path):
         assert longest_round_s(swarm["a"]) <= LONGEST_ROUND_S
 
 
+@pytest.mark.long
 @simulated()
 async def test_the_number_of_contributors_is_exact_around_a_join_and_a_leave(tmp_path):
     """With a seed for which the leaver owns nothing at that moment: what it owns is lost once."""
@@ -280,6 +285,7 @@ async def test_the_number_of_contributors_is_exact_around_a_join_and_a_leave(tmp
         assert steps == [2, 3, 2]
 
 
+@pytest.mark.long
 @simulated()
 async def test_a_replica_that_crashed_comes_back_with_the_same_bytes(tmp_path):
     async with open_swarm(1, fragment_spec(16), tmp_path, OPTIONS) as swarm:
@@ -348,7 +354,7 @@ def test_of_three_the_one_with_a_spoilt_chunk_heals_and_the_majority_does_not_mo
     run()
 
 
-@pytest.mark.parametrize("victim", "ab")
+@pytest.mark.parametrize("victim", ["b", pytest.param("a", marks=pytest.mark.long)])
 def test_two_peers_that_differ_agree_again(tmp_path, victim):
     @simulated()
     async def run():

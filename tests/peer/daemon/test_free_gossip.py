@@ -143,7 +143,10 @@ def cut_line(swarm: SimulatedSwarm, one: str, other: str) -> None:
 
 @pytest.mark.parametrize(
     ("what", "most", "within_s"),
-    [("the line is cut", 5, SILENCE_S + ANSWER_S), ("gossip streams fail", 2, math.inf)],
+    [
+        ("the line is cut", 5, SILENCE_S + ANSWER_S),
+        pytest.param("gossip streams fail", 2, math.inf, marks=pytest.mark.long),
+    ],
     ids=["line", "streams"],
 )
 def test_a_peer_out_of_reach_is_not_asked_again_soon_and_the_others_go_on(

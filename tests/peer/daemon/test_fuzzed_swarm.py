@@ -20,7 +20,9 @@ POOL = 5
 
 
 @pytest.mark.parametrize("linked", [True, False], ids=["a member", "a stranger"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [METHODS[0], *(pytest.param(name, marks=pytest.mark.long) for name in METHODS[1:])]
+)
 def test_fuzzed_messages_end_nobody_and_the_others_average_on(tmp_path, method, linked):
     fired = besieged(Siege(method, linked, EXAMPLES, POOL), tmp_path)
     assert fired.total() > 20 * EXAMPLES
@@ -33,9 +35,14 @@ def broken(*_: object) -> None:
     raise PLANTED
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("where", "name"),
-    [(Exchanges, "answer"), (ContentService, "_send_piece"), (Relay, "_reach")],
+    [
+        (Exchanges, "answer"),
+        (ContentService, "_send_piece"),
+        (Relay, "_reach"),
+    ],
     ids=["an exchange", "a piece of the corpus", "a relay"],
 )
 def test_a_planted_bug_is_found(tmp_path, monkeypatch, where, name):

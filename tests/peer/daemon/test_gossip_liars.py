@@ -61,9 +61,8 @@ def ignores(peer: SimulatedPeer) -> bool:
     return peer.links._reputation.conduct_refusal_of(LIAR) is not None
 
 
-@pytest.mark.parametrize(
-    "fault", ["bad_vector", pytest.param("implausible", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["bad_vector", "implausible"])
 def test_a_lying_partner_is_slowed_then_ignored_and_taken_back(tmp_path, monkeypatch, fault):
     average, lying = Gossip.average, [True]
 

@@ -31,7 +31,7 @@ async def say_hello(swarm, greeter: str, claim: int) -> None:
         await trio.sleep_forever()
 
 
-@pytest.mark.parametrize("method", ["diloco", "noloco"])
+@pytest.mark.parametrize("method", [pytest.param("diloco", marks=pytest.mark.long), "noloco"])
 def test_hellos_alone_move_nobody_however_many_they_are(tmp_path, method):
     """Three of five: without what is trusted both would jump, or join again where nobody is."""
     spec = fragment_spec(ROUNDS) if method == "diloco" else toy_spec(ROUNDS)

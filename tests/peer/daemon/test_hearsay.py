@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import trio
 from swarm_worlds import simulated, start, toy_spec
 from test_admission import beat, greet
@@ -82,6 +83,7 @@ def test_names_say_nothing_of_whom_we_know_and_drive_nobody_out():
     assert roster.get("new") is None
 
 
+@pytest.mark.long
 async def test_dials_to_names_leave_room_and_end(autojump_clock):
     roster, dialling, most = Roster(10.0), set[str](), 0
 

@@ -25,6 +25,7 @@ def sees(swarm: SimulatedSwarm, name: str, other: str) -> bool:
     return ids(other)[0] in {m.peer_id for m in peer.roster.alive(trio.current_time())}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @simulated()
 async def test_islands_that_share_a_bootstrap_peer_merge(tmp_path):

@@ -163,6 +163,7 @@ async def test_links_of_a_swarm_settle_on_one_for_each_pair(tmp_path):
 
 
 # --- what is said on a link -----------------------------------------------------------------------
+@pytest.mark.long
 @simulated()
 async def test_a_flood_is_read_at_a_pace(tmp_path, monkeypatch):
     heard: list[float] = []

@@ -18,6 +18,7 @@ DISTANCE_BAND = (0.9, 1.1)
 where the run has 0.3, makes 0.85; a pair in five that does not average makes 1.14."""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @simulated()
 async def test_views_that_differ_by_a_tenth_match_95_percent_per_round(tmp_path):

@@ -100,6 +100,7 @@ def is_one_of_them(joiner: SimulatedPeer, swarm: SimulatedSwarm, names: set[str]
     return bool(max(away) < 0.5 * length)
 
 
+@pytest.mark.long
 def test_several_thin_lines_bring_it_faster_than_one(tmp_path, monkeypatch):
     @simulated()
     async def run():
@@ -142,6 +143,7 @@ def test_sources_may_be_as_slow_as_one_line_makes_them_that_all_share(tmp_path, 
     run()
 
 
+@pytest.mark.long
 def test_nobody_helps_whose_state_no_witness_has_seen(tmp_path, monkeypatch):
     @simulated()
     async def run():
@@ -164,6 +166,7 @@ def test_nobody_helps_whose_state_no_witness_has_seen(tmp_path, monkeypatch):
     run()
 
 
+@pytest.mark.long
 @simulated()
 async def test_of_two_where_nobody_could_be_found_out_one_gives_all(tmp_path):
     async with open_swarm(1, SPEC, tmp_path, OPTIONS) as swarm:
@@ -174,7 +177,7 @@ async def test_of_two_where_nobody_could_be_found_out_one_gives_all(tmp_path):
         assert received(joiner)["bytes"] == STATE_BYTES
 
 
-@pytest.mark.parametrize("names", ["ab", "abc"])
+@pytest.mark.parametrize("names", ["ab", pytest.param("abc", marks=pytest.mark.long)])
 def test_without_outer_momentum_half_of_a_state_comes(tmp_path, names):
     @simulated()
     async def run():
@@ -219,7 +222,9 @@ def test_where_a_source_dies_the_others_give_what_it_has_not(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    "place", [0, 1, pytest.param(2, marks=pytest.mark.long)], ids=["leader", "helper", "another"]
+    "place",
+    [0, *(pytest.param(p, marks=pytest.mark.long) for p in (1, 2))],
+    ids=["leader", "helper", "another"],
 )
 def test_one_that_lies_is_left_out_and_the_others_give_its_part(tmp_path, monkeypatch, place):
     @simulated()
@@ -237,6 +242,7 @@ def test_one_that_lies_is_left_out_and_the_others_give_its_part(tmp_path, monkey
     run()
 
 
+@pytest.mark.long
 def test_a_lie_that_only_the_loss_shows_is_not_taken_and_then_one_gives_all(tmp_path, monkeypatch):
     monkeypatch.setattr("peer.daemon.fetched.is_unlike", lambda sample, witnesses: False)
 

@@ -25,7 +25,7 @@ def all_of(peers: list[SimulatedPeer]) -> PackingFacts:
 @pytest.mark.parametrize(
     "sync",
     [
-        {"method": "noloco"},
+        pytest.param({"method": "noloco"}, marks=pytest.mark.long),
         {"method": "noloco", "gamma": 0.9},
         {"method": "streaming"},
     ],

@@ -25,7 +25,9 @@ pytestmark = pytest.mark.slow
 ROUNDS = 16
 LONGEST_ROUND_S = 1.6 * 20 * STEP_S
 """A quota is changed by half at most, so that peers come together; waits would be longer."""
-WAYS = pytest.mark.parametrize("method", ["noloco", "diloco", "streaming"])
+WAYS = pytest.mark.parametrize(
+    "method", ["noloco", "diloco", pytest.param("streaming", marks=pytest.mark.long)]
+)
 
 
 def spec_of(method: str, rounds: int = ROUNDS) -> RunSpec:

@@ -32,7 +32,11 @@ def poisoned(own, factor: float):
     return replace(own, payload=payload, digest=blake3.blake3(payload).hexdigest(length=16))
 
 
-@pytest.mark.parametrize("factor", [-1.0, 100.0, 1e30], ids=["sign flip", "hundredfold", "huge"])
+@pytest.mark.parametrize(
+    "factor",
+    [-1.0, *(pytest.param(f, marks=pytest.mark.long) for f in (100.0, 1e30))],
+    ids=["sign flip", "hundredfold", "huge"],
+)
 def test_a_poisonous_partner_is_skipped_as_implausible(tmp_path, monkeypatch, factor):
     average, lies = Gossip.average, []
 

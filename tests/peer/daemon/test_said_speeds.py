@@ -51,6 +51,7 @@ async def lie_to_all(swarm: SimulatedSwarm, liar: str, speed: float) -> None:
             links.start_soon(lie, swarm, network, name, speed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "speed"),
     [
@@ -58,8 +59,8 @@ async def lie_to_all(swarm: SimulatedSwarm, liar: str, speed: float) -> None:
         ("noloco", 1e12),
         ("diloco", 5e-324),
         ("diloco", 1e12),
-        pytest.param("noloco", 5e-324, marks=pytest.mark.long),
-        pytest.param("diloco", 0.001, marks=pytest.mark.long),
+        ("noloco", 5e-324),
+        ("diloco", 0.001),
     ],
 )
 def test_speeds_that_most_of_a_view_tells_for_seconds_cost_seconds(tmp_path, method, speed):

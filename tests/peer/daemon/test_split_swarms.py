@@ -27,6 +27,7 @@ def are_together(swarm: SimulatedSwarm, names: str, since: int) -> bool:
     return any(contributors == len(names) for _, _, contributors, _ in same)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_that_is_many_rounds_ahead_of_three_averages_with_them_again(tmp_path, seed):
     """It trained alone, as many rounds ahead, and they without it, to the end of the run."""

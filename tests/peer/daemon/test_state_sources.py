@@ -102,7 +102,11 @@ async def come_back(swarm: SimulatedSwarm, after_rounds: int) -> SimulatedPeer:
 
 @pytest.mark.parametrize(
     ("method", "after_rounds", "least_kept", "most_kept"),
-    [("diloco", 0, 0.5, 1.0), ("diloco", 3, 0.0, 0.0), ("noloco", 1, 0.0, 0.0)],
+    [
+        ("diloco", 0, 0.5, 1.0),
+        pytest.param("diloco", 3, 0.0, 0.0, marks=pytest.mark.long),
+        ("noloco", 1, 0.0, 0.0),
+    ],
 )
 def test_a_peer_that_is_back_fetches_what_is_not_in_its_checkpoint(
     tmp_path, method, after_rounds, least_kept, most_kept

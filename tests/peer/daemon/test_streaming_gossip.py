@@ -85,7 +85,9 @@ def assert_equal_at_the_end(*peers: SimulatedPeer) -> None:
 
 
 # --- what it is for -------------------------------------------------------------------------------
-@pytest.mark.parametrize(("blocks", "fragments"), [(3, FRAGMENTS), (1, 7)])
+@pytest.mark.parametrize(
+    ("blocks", "fragments"), [(3, FRAGMENTS), pytest.param(1, 7, marks=pytest.mark.long)]
+)
 def test_replicas_stay_close_and_end_equal(tmp_path: Path, blocks: int, fragments: int) -> None:
     @simulated()
     async def run() -> None:
@@ -111,6 +113,7 @@ def test_replicas_stay_close_and_end_equal(tmp_path: Path, blocks: int, fragment
     run()
 
 
+@pytest.mark.long
 @simulated()
 async def test_each_fragment_averages_once_in_h_steps_with_partners_of_its_own(
     tmp_path: Path,
@@ -200,6 +203,7 @@ async def killed_at(at: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> b
     return tap.struck
 
 
+@pytest.mark.long
 def test_a_partner_killed_at_any_operation_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

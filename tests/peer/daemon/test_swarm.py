@@ -143,6 +143,7 @@ def test_the_same_seed_makes_the_same_event_log(tmp_path):
     assert event_log(4, tmp_path / "third") != first
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_event_log_does_not_depend_on_the_process(tmp_path):
     code = (

@@ -74,6 +74,7 @@ def tallied(events, *, liar: bool) -> tuple[int, int]:
     return taken, sum(event.get("reason") == "unhelpful" for event in of)
 
 
+@pytest.mark.long
 def test_a_member_that_leads_away_is_refused_and_rests(tmp_path, monkeypatch):
     average = Gossip.average
 

@@ -111,7 +111,10 @@ def colliding_tuples(num_bytes):
 
 
 # --- strangers ------------------------------------------------------------------------------------
-@pytest.mark.parametrize("num_bytes", [60_000, 76_000, 400_000])
+@pytest.mark.parametrize(
+    "num_bytes",
+    [*(pytest.param(size, marks=pytest.mark.long) for size in (60_000, 76_000)), 400_000],
+)
 async def test_a_dictionary_of_colliding_keys_holds_nobody_up(world, num_bytes):
     honest, hostile = await world.peer(1), await world.peer(2)
     value = await honest.announce(KEY)
@@ -135,6 +138,7 @@ async def test_a_dictionary_of_colliding_keys_holds_nobody_up(world, num_bytes):
         await hostile.network.open_stream(honest.peer_id, "LocoDirectoryV1.rpc_store")
 
 
+@pytest.mark.long
 async def test_drawn_questions_and_answers_end_neither_node_nor_daemon(tmp_path_factory):
     from bench.fuzzing.directories import besieged_directory  # it imports torch
 
@@ -142,6 +146,7 @@ async def test_drawn_questions_and_answers_end_neither_node_nor_daemon(tmp_path_
     assert fired.total() > 60
 
 
+@pytest.mark.long
 async def test_a_planted_bug_of_the_directory_is_found(tmp_path_factory, monkeypatch):
     from bench.fuzzing.directories import besieged_directory
     from bench.fuzzing.swarms import FoundBug
@@ -269,6 +274,7 @@ async def finds_again(peer, others, values):
     return await peer.directory.get(KEY) == values
 
 
+@pytest.mark.long
 async def test_a_flood_of_finds_waits_its_turn_and_others_are_answered(world):
     honest, hostile, other = [await world.peer(number) for number in (1, 2, 3)]
     value = await honest.announce(KEY)
@@ -305,7 +311,9 @@ async def echo(stream):
         await stream.send_all(data)
 
 
-@pytest.mark.parametrize("sign", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "sign", [pytest.param(signal.SIGSTOP, marks=pytest.mark.long), signal.SIGKILL]
+)
 async def test_a_process_that_hangs_or_dies_again_and_again_is_replaced(world, impatient, sign):
     first, second = await world.peer(1), await world.peer(2)
     value = await first.announce(KEY, lifetime_s=1800.0)  # on a busy machine it takes long

@@ -69,7 +69,12 @@ async def besieged(stage):
     return hostile.fired
 
 
-@pytest.mark.parametrize("stage", [None, 0, 1], ids=["a stranger", "a data peer", "a relay"])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "stage",
+    [None, 0, 1],
+    ids=["a stranger", "a data peer", "a relay"],
+)
 def test_fuzzed_messages_end_no_stage_and_all_iterations_end(stage):
     fired = run_in_virtual_time(SEED, lambda: besieged(stage))
     assert isinstance(fired, Counter)

@@ -75,7 +75,11 @@ def refused(peers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2.0 * USUAL * FACTOR, 1e30], ids=["unusual", "impossible"])
+@pytest.mark.parametrize(
+    "size",
+    [2.0 * USUAL * FACTOR, pytest.param(1e30, marks=pytest.mark.long)],
+    ids=["unusual", "impossible"],
+)
 @pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
 def test_what_a_liar_sends_reaches_no_trainer_and_all_come_home(direction, size):
     def trainer_of(stage, i):

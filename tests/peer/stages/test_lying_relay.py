@@ -102,7 +102,7 @@ def assert_counted_once(world):
     [
         *(pytest.param(how, "random", marks=pytest.mark.long) for how in list(LIES)[1:]),
         (next(iter(LIES)), "random"),
-        ("negated", "planned"),
+        pytest.param("negated", "planned", marks=pytest.mark.long),
     ],
 )
 def test_a_liar_is_left_out_by_every_data_peer_and_nobody_else(how, routing):
@@ -113,6 +113,7 @@ def test_a_liar_is_left_out_by_every_data_peer_and_nobody_else(how, routing):
     assert_counted_once(world)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_that_is_honest_in_copies_is_left_out_too():
     world = trained(lying("negated", directions=[Direction.FORWARD]), iterations=12)

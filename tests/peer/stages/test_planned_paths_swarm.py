@@ -42,6 +42,7 @@ def iteration_s(world):
     return median(peer.facts.pipeline.iteration_s for peer in world.of_stage(0))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_planned_paths_stay_near_and_beat_drawn_ones():
     planned, drawn = run("planned", iterations=48), run("random", iterations=8)
@@ -51,6 +52,7 @@ def test_planned_paths_stay_near_and_beat_drawn_ones():
     assert (one.plan, one.snapshot) == (other.plan, other.snapshot)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_link_that_worsens_is_left_and_noise_changes_nothing(autojump_clock):
     world = StageWorld((1, 2, 2), 300, 2, link_of=two_regions)

@@ -103,6 +103,7 @@ async def test_a_relay_that_dies_with_gradients_in_hand_has_a_stand_in(autojump_
         assert 0 < stand_in.facts.microbatches[MicrobatchEvent.REPLAYED] <= lost
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_data_peer_that_announces_nothing_holds_relays_up_for_less_than_one_patience(
     autojump_clock,

@@ -59,6 +59,7 @@ def test_the_loss_is_that_of_the_rule(folder: Path, tmp_path: Path, discount, sh
     assert ExpertEnsemble(copied).loss(TEXT) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.long
 def test_the_script_of_the_folder_needs_nothing_of_ours(folder: Path, tmp_path: Path) -> None:
     """A fresh process, elsewhere, in which importing loco-peer would fail."""
     moved, text = tmp_path / "moved", tmp_path / "text.txt"

@@ -218,6 +218,7 @@ def test_ranks_share_out_the_weights_where_these_do_not_fit(monkeypatch, availab
         assert tasks._shards(told, told.run_spec(), ranks, device) == (not more)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiler_that_fails_is_done_without(monkeypatch, tmp_path):

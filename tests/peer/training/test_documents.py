@@ -113,6 +113,7 @@ def test_parquet_files_give_the_tokens_of_the_same_json_lines(tmp_path: Path) ->
         list(documents(shards_of("parquet", f"{tmp_path / 'set'}/*.parquet#body")[0]))
 
 
+@pytest.mark.long
 def test_a_set_of_datasets_is_read_as_a_stream(tmp_path: Path) -> None:
     table = datasets.table.InMemoryTable.from_pylist(rows("text"))
     whole = datasets.Dataset(table, fingerprint="made")  # to compute one fails with some pyarrows
@@ -178,7 +179,7 @@ def test_a_data_set_may_have_more_shards_than_files_can_be_open(
     assert trained_text(prepared) == b"".join(b"%02d" % number * 100 for number in range(40))
 
 
-@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize("saved", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_folder_that_holds_another_data_set_now_is_tokenised_again(
     tmp_path: Path, *, saved: bool
 ) -> None:

@@ -181,7 +181,11 @@ async def test_a_run_goes_on_from_a_checkpoint_with_its_sizes(folder, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"), [({"vocab_size": 100}, "100 embeddings"), (None, "nowhere")]
+    ("changes", "sentence"),
+    [
+        pytest.param({"vocab_size": 100}, "100 embeddings", marks=pytest.mark.long),
+        (None, "nowhere"),
+    ],
 )
 async def test_a_checkpoint_that_does_not_fit_is_refused(folder, tmp_path, changes, sentence):
     source = tmp_path / "nowhere"
@@ -198,7 +202,8 @@ def adapted_spec(folder, source, **adapter):
     return spec_of(folder, model=model, adapter={"rank": 4, **adapter})
 
 
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 async def test_adapters_alone_are_trained_and_the_checkpoint_stays(folder, tmp_path, precision):
     source = tmp_path / "hf"
     whole = FlatModel(checkpoint(source), torch.device("cpu")).layout
@@ -234,6 +239,7 @@ async def test_adapters_of_a_checkpoint_with_a_head_of_many_tokens(folder, tmp_p
         assert (await run.train(10)).loss < before
 
 
+@pytest.mark.long
 async def test_another_checkpoint_at_the_place_of_the_runs_is_refused(folder, tmp_path):
     checkpoint(tmp_path / "hf")
     spec = adapted_spec(folder, tmp_path / "hf")
@@ -246,6 +252,7 @@ async def test_another_checkpoint_at_the_place_of_the_runs_is_refused(folder, tm
             pass
 
 
+@pytest.mark.long
 async def test_layers_that_are_not_there_are_named(folder, tmp_path):
     checkpoint(tmp_path / "hf")
     spec = adapted_spec(folder, tmp_path / "hf", targets=["q_proj", "c_attn"])
@@ -255,6 +262,7 @@ async def test_layers_that_are_not_there_are_named(folder, tmp_path):
 
 
 # --- how steps are computed -----------------------------------------------------------------------
+@pytest.mark.long
 async def test_bf16_trains_in_bf16_where_it_was_asked_for(folder, tmp_path):
     spec = spec_of(folder, training={"batch_size": 2, "precision": "bf16"})
     async with founded(spec, folder, tmp_path) as run:
@@ -276,12 +284,10 @@ CUTS = {"125m": {"hidden_size": 48}, "1b": {"hidden_size": 64}}
 """As many heads as the preset has, so narrow ones."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("preset", "method"),
-    [
-        pytest.param(*cut, marks=[] if cut == ("125m", "noloco") else pytest.mark.long)
-        for cut in zip(cycle(CUTS), METHODS, strict=False)
-    ],
+    list(zip(cycle(CUTS), METHODS, strict=False)),
 )
 async def test_a_large_preset_trains_when_it_is_cut_to_size(folder, tmp_path, preset, method):
     tree = parse_toml(preset_toml(preset, method)).model_dump()

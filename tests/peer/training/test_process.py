@@ -107,7 +107,7 @@ async def _next(trainer, kind):
     return event
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.long)])
 async def test_it_learns_and_says_why_it_refuses(corpus, optimizer):
     async with _trainer(_settings(corpus, optimizer=optimizer)) as (trainer, slow):
         await trainer.send(Load())

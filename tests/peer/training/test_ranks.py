@@ -154,13 +154,14 @@ def _assert_near(one, other, bound=1e-5):
         assert torch.linalg.vector_norm(vector - other[name]) <= most, name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("optimizer", "ranks", "batch_size", "shards"),
     [
-        pytest.param("adamw", 2, 4, False, marks=pytest.mark.long),
+        ("adamw", 2, 4, False),
         ("muon", 3, 5, False),
         ("adamw", 2, 5, True),
-        pytest.param("muon", 3, 4, True, marks=pytest.mark.long),
+        ("muon", 3, 4, True),
     ],
 )
 async def test_several_train_as_one(corpus, tmp_path, optimizer, ranks, batch_size, shards):
@@ -182,9 +183,10 @@ async def test_several_train_as_one(corpus, tmp_path, optimizer, ranks, batch_si
     assert torch.linalg.vector_norm(swapped[0]["fast"] - several[1]["fast"]) > 0.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "optimizer", "ranks", "batch_size"),
-    [("llama", "adamw", 2, 4), pytest.param("gemma3_text", "muon", 3, 2, marks=pytest.mark.long)],
+    [("llama", "adamw", 2, 4), ("gemma3_text", "muon", 3, 2)],
 )
 async def test_several_that_divide_sequences_train_as_one(
     corpus, tmp_path, family, optimizer, ranks, batch_size
@@ -203,7 +205,9 @@ async def test_several_that_divide_sequences_train_as_one(
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"num_heads": 4}, "4 heads of attention cannot be divided by 3"),
+        pytest.param(
+            {"num_heads": 4}, "4 heads of attention cannot be divided by 3", marks=pytest.mark.long
+        ),
         ({"family": "mixtral", "num_heads": 6, "hidden_size": 36}, "a mixture of experts"),
     ],
 )
@@ -268,11 +272,9 @@ def _runs(process):
     ("phase", "shards"),
     [
         ("importing", False),
-        ("training", True),
         *(
             pytest.param(phase, shards, marks=pytest.mark.long)
             for phase, shards in [("idle", False), *product(["training", "keeping"], [False, True])]
-            if (phase, shards) != ("training", True)
         ),
     ],
 )
@@ -306,6 +308,7 @@ async def test_no_rank_outlives_the_first(corpus, stopped):
         ranks[0].kill()
 
 
+@pytest.mark.long
 async def test_out_of_memory_in_one_is_told_as_that(corpus):
     """Its address space is bounded in the middle of a run."""
     async with _trainer(_settings(corpus, 2)) as (trainer, _), _nothing_stays(trainer) as ranks:
