@@ -10,8 +10,6 @@ decides; this file moves bytes, checks what arrived, and reports.
     stripes       the vectors travel in pieces (protocol/wire/pieces.py) on further streams, which
                   the proposer opens; heads and receipts stay on the first stream. Losing a stream
                   before both vectors are through loses the exchange; all stay open until it is over
-    settling      a stream broke when their vector was here and their receipt was not: they are
-                  asked on a new one how it ended
 
 The head says how long a packed vector is; pieces that come before it wait. A stripe is used in both
 directions: it takes the next piece when it has room, and puts what arrives straight into its place.
@@ -22,7 +20,7 @@ last piece is through on another.
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -37,14 +35,11 @@ from protocol.limits import PIECE_BYTES
 from protocol.outcomes import SkipReason
 from protocol.wire.fields import Message
 from protocol.wire.messages import (
-    AskSettled,
     Blocks,
     Join,
     Misread,
     Piece,
     Received,
-    SettledOutcome,
-    SettledReply,
     Vector,
 )
 from protocol.wire.pieces import Incoming, OutgoingPieces
@@ -54,15 +49,6 @@ from .packing import Reading
 
 STALL_S: Final = 15.0
 """A stream on which no byte arrives for this long is given up."""
-SETTLE_S: Final = 5.0
-"""How long we try to learn how a broken exchange ended for the partner."""
-SETTLE_RETRY_S: Final = 0.5
-
-_TOLD: Final = {
-    SettledOutcome.AVERAGED: ExchangeEvent.TOLD_AVERAGED,
-    SettledOutcome.SKIPPED: ExchangeEvent.TOLD_SKIPPED,
-    SettledOutcome.UNKNOWN: ExchangeEvent.NOT_TOLD,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +223,7 @@ class ExchangeSession:
         following: bool,
         num_stripes: int,
     ) -> None:
-        self.name = name
+        self.name, self.partner_id = name, talk.remote_peer_id
         self.machine = ExchangeMachine()
         self.over = trio.Event()
         self._talk = talk
@@ -262,7 +248,7 @@ class ExchangeSession:
         self._listening = trio.CancelScope()
 
     async def run(self, deadline_s: float) -> RoundOutcome:
-        """Exchange until a defined end; after the deadline nothing but how it ended is asked."""
+        """Exchange until a defined end."""
         with trio.CancelScope(deadline=deadline_s) as timer:
             try:
                 with self._scope:
@@ -276,38 +262,17 @@ class ExchangeSession:
                 self._step(ExchangeEvent.STREAM_LOST if holds else ExchangeEvent.VECTOR_BAD)
             finally:
                 self._nursery = None
-                self.end()
+                self.over.set()
         if timer.cancelled_caught:
             self._step(ExchangeEvent.DEADLINE_PASSED)
-        if self.machine.state is ExchangeState.SETTLING:
-            await self._settle()
-        peer_id, theirs = self._talk.remote_peer_id, self._theirs
+        peer_id, theirs = self.partner_id, self._theirs
         if self.machine.state is ExchangeState.AVERAGED and theirs is not None:
             return Averaged(peer_id, theirs.steps, self._reading.into)
         return Skipped(self.machine.reason or SkipReason.LEAVING, peer_id)
 
-    def asked(self) -> None:
-        """The partner asks how it ended: the stream is dead for it, so it is for us."""
-        if not self.machine.is_final:
-            self.machine.step(ExchangeEvent.ASKED)
-            self._scope.cancel()
-
-    def end(self) -> None:
-        """Let go of what only its streams needed: it is remembered for a while (exchanges.py)."""
-        self.over.set()
-        self._own = replace(self._own, payload=memoryview(b""), packed=None)
-        self._reading.end()
-        self._to_send.close()  # and what was not sent any more
-        self._stripes = None
-        self._joined.clear()
-
     def takes_stripe(self) -> bool:
-        return (
-            self._following
-            and len(self._joined) < self._num_stripes
-            and not self.machine.is_final
-            and not self.over.is_set()
-        )
+        has_room = len(self._joined) < self._num_stripes
+        return self._following and has_room and not self.machine.is_final
 
     def join(self, talk: Conversation) -> None:
         """The partner has opened a stripe; it must stay open until `over`."""
@@ -318,32 +283,12 @@ class ExchangeSession:
     # --- its end ----------------------------------------------------------------------------------
     def _step(self, event: ExchangeEvent) -> None:
         before = self.machine.state
-        if before is ExchangeState.SETTLING:
-            return
         self.machine.step(event)
         if event is ExchangeEvent.VECTOR_ARRIVED and self.machine.state is not before:
             assert self._theirs is not None
             self._say(Received(self.name, self._theirs.digest))
         if self.machine.is_final:
             self._listening.cancel()
-
-    async def _settle(self) -> None:
-        told: ExchangeEvent | None = None
-        with trio.move_on_after(SETTLE_S):
-            while told is None and not self.machine.is_final:
-                told = await self._settle_once()
-        if not self.machine.is_final:
-            self.machine.step(told or ExchangeEvent.NOT_TOLD)
-
-    async def _settle_once(self) -> ExchangeEvent | None:
-        try:
-            async with open_talk(self._network, self._talk.remote_peer_id) as talk:
-                await talk.send(AskSettled(self.name), stall_s=STALL_S)
-                answer, _ = await talk.receive(SettledReply)
-        except LocoError:
-            await trio.sleep(SETTLE_RETRY_S)
-            return None
-        return _TOLD[answer.outcome]
 
     # --- the streams ------------------------------------------------------------------------------
     async def _run_all(self) -> None:
@@ -369,7 +314,7 @@ class ExchangeSession:
 
     async def _carry(self, stripes: StripedTransfer) -> None:
         """Open a stripe, and keep it open until the exchange is over."""
-        async with open_talk(self._network, self._talk.remote_peer_id) as talk:
+        async with open_talk(self._network, self.partner_id) as talk:
             await talk.send(Join(self.name))
             await stripes.carry(talk)
             await trio.sleep_forever()
