@@ -1,22 +1,21 @@
 """Two exchange machines joined by a wire that may break at any point."""
 
 import itertools
+from functools import partial
 
 import pytest
 
-from protocol.errors import LocalProtocolError
-from protocol.gossip.exchange import (
-    TRANSITIONS,
-    ExchangeEvent,
-    ExchangeMachine,
-    ExchangeState,
-    exchange_id,
-)
+from protocol.gossip.exchange import ExchangeMachine, exchange_id
 from protocol.gossip.matchmaking import pair_rank
 from protocol.outcomes import SkipReason
 from protocol.wire.messages import Received, decode_message, encode_message
 
-RECEIPT = ExchangeEvent.RECEIPT_ARRIVED
+ENDS = [
+    SkipReason.BAD_VECTOR,
+    SkipReason.PARTNER_LOST,
+    SkipReason.PARTNER_STALLED,
+    SkipReason.DEADLINE,
+]
 
 
 class Pair:
@@ -24,23 +23,22 @@ class Pair:
 
     def __init__(self) -> None:
         self.sides = (ExchangeMachine(), ExchangeMachine())
-        self.in_flight: list[tuple[int, ExchangeEvent]] = [
-            (0, ExchangeEvent.VECTOR_ARRIVED),
-            (1, ExchangeEvent.VECTOR_ARRIVED),
-        ]
+        self.vectors, self.receipts = [0, 1], list[int]()
 
-    def deliver(self, message: tuple[int, ExchangeEvent]) -> None:
-        self.in_flight.remove(message)
-        receiver, event = message
-        self.sides[receiver].step(event)
-        if event is ExchangeEvent.VECTOR_ARRIVED:
-            self.in_flight.append((1 - receiver, RECEIPT))
+    @property
+    def in_flight(self):
+        """What may come next."""
+        vectors = [partial(self.vector_comes, each) for each in self.vectors]
+        return [*vectors, *(partial(self.receipt_comes, each) for each in self.receipts)]
 
-    def lose_stream(self) -> None:
-        self.in_flight.clear()
-        for side in self.sides:
-            if not side.is_final:
-                side.step(ExchangeEvent.STREAM_LOST)
+    def vector_comes(self, receiver: int) -> None:
+        self.vectors.remove(receiver)
+        self.sides[receiver].vector_arrived()
+        self.receipts.append(1 - receiver)
+
+    def receipt_comes(self, receiver: int) -> None:
+        self.receipts.remove(receiver)
+        self.sides[receiver].receipt_arrived()
 
 
 @pytest.mark.parametrize("lost_after", range(5))
@@ -49,64 +47,53 @@ def test_both_sides_end_alike_unless_the_stream_breaks_under_a_receipt(lost_afte
         pair = Pair()
         for choice in choices:
             if pair.in_flight:
-                pair.deliver(pair.in_flight[choice % len(pair.in_flight)])
-        receipts = [side for side, event in pair.in_flight if event is RECEIPT]
-        lacks = [side for side, event in pair.in_flight if event is not RECEIPT]
-        pair.lose_stream()
+                pair.in_flight[choice % len(pair.in_flight)]()
+        for side in pair.sides:
+            side.failed(SkipReason.PARTNER_LOST)
         assert all(side.is_final for side in pair.sides)
-        alike = len({side.state for side in pair.sides}) == 1
-        assert alike or (len(receipts) == 1 and not lacks), choices
-        if not alike:
-            assert pair.sides[receipts[0]].reason is SkipReason.UNSETTLED
+        if pair.sides[0].is_averaged != pair.sides[1].is_averaged:
+            assert (len(pair.receipts), pair.vectors) == (1, []), choices
+            assert pair.sides[pair.receipts[0]].reason is SkipReason.UNSETTLED
 
 
 def test_a_whole_exchange_is_averaged_on_both_sides() -> None:
     pair = Pair()
     while pair.in_flight:
-        pair.deliver(pair.in_flight[0])
-    assert [side.state for side in pair.sides] == [ExchangeState.AVERAGED, ExchangeState.AVERAGED]
+        pair.in_flight[0]()
+    assert all(side.is_averaged for side in pair.sides)
 
 
-@pytest.mark.parametrize("state", list(ExchangeState))
-def test_averaged_is_never_reached_without_their_vector(state: ExchangeState) -> None:
-    for event, (after, _) in TRANSITIONS[state].items():
-        if after is ExchangeState.AVERAGED:
-            assert state is ExchangeState.HOLDING or event is ExchangeEvent.VECTOR_ARRIVED
-
-
-@pytest.mark.parametrize(
-    ("event", "reason"),
-    [
-        (ExchangeEvent.VECTOR_BAD, SkipReason.BAD_VECTOR),
-        (ExchangeEvent.STREAM_LOST, SkipReason.PARTNER_LOST),
-        (ExchangeEvent.STALLED, SkipReason.PARTNER_STALLED),
-        (ExchangeEvent.DEADLINE_PASSED, SkipReason.DEADLINE),
-    ],
-)
-def test_every_early_end_has_its_reason(event: ExchangeEvent, reason: SkipReason) -> None:
+@pytest.mark.parametrize("delivered", [False, True])
+@pytest.mark.parametrize("reason", ENDS)
+def test_every_early_end_has_its_reason(reason: SkipReason, delivered: bool) -> None:
     exchange = ExchangeMachine()
-    exchange.step(event)
-    assert (exchange.state, exchange.reason) == (ExchangeState.SKIPPED, reason)
+    if delivered:
+        exchange.receipt_arrived()
+    assert not exchange.is_final
+    exchange.failed(reason)
+    assert (exchange.is_averaged, exchange.reason) == (False, reason)
 
 
-@pytest.mark.parametrize(
-    "event", [ExchangeEvent.STREAM_LOST, ExchangeEvent.STALLED, ExchangeEvent.DEADLINE_PASSED]
-)
-def test_holding_without_a_receipt_is_unsettled(event: ExchangeEvent) -> None:
+@pytest.mark.parametrize("reason", ENDS)
+def test_holding_without_a_receipt_is_unsettled(reason: SkipReason) -> None:
     exchange = ExchangeMachine()
-    exchange.step(ExchangeEvent.VECTOR_ARRIVED)
-    exchange.step(event)
+    exchange.vector_arrived()
+    exchange.failed(reason)
     assert exchange.reason is SkipReason.UNSETTLED
 
 
-def test_an_impossible_event_is_our_bug_and_a_late_one_is_ignored() -> None:
+def test_what_comes_after_the_end_changes_nothing() -> None:
     exchange = ExchangeMachine()
-    exchange.step(ExchangeEvent.VECTOR_ARRIVED)
-    with pytest.raises(LocalProtocolError, match="vector bad"):
-        exchange.step(ExchangeEvent.VECTOR_BAD)
-    exchange.step(ExchangeEvent.STREAM_LOST)
-    exchange.step(ExchangeEvent.VECTOR_ARRIVED)
-    assert exchange.state is ExchangeState.SKIPPED
+    exchange.failed(SkipReason.PARTNER_LOST)
+    exchange.vector_arrived()
+    exchange.receipt_arrived()
+    exchange.failed(SkipReason.DEADLINE)
+    assert (exchange.is_averaged, exchange.reason) == (False, SkipReason.PARTNER_LOST)
+    averaged = ExchangeMachine()
+    averaged.vector_arrived()
+    averaged.receipt_arrived()
+    averaged.failed(SkipReason.DEADLINE)
+    assert (averaged.is_averaged, averaged.reason) == (True, None)
 
 
 # --- the name of an exchange ----------------------------------------------------------------------

@@ -29,7 +29,7 @@ import trio
 from peer.network.conversation import Conversation, StreamStalled
 from peer.runtime import Network, PeerId
 from protocol.errors import LocoError, Refused, RemoteProtocolError, StreamLost
-from protocol.gossip.exchange import ExchangeEvent, ExchangeMachine, ExchangeState, Marks, map_of
+from protocol.gossip.exchange import ExchangeMachine, Marks, map_of
 from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.limits import PIECE_BYTES
 from protocol.outcomes import SkipReason
@@ -254,19 +254,18 @@ class ExchangeSession:
                 with self._scope:
                     await self._run_all()
             except* StreamStalled:
-                self._step(ExchangeEvent.STALLED)
+                self.machine.failed(SkipReason.PARTNER_STALLED)
             except* StreamLost:
-                self._step(ExchangeEvent.STREAM_LOST)
-            except* LocoError:  # in the place of a receipt it is the end of the stream
-                holds = self.machine.state is ExchangeState.HOLDING
-                self._step(ExchangeEvent.STREAM_LOST if holds else ExchangeEvent.VECTOR_BAD)
+                self.machine.failed(SkipReason.PARTNER_LOST)
+            except* LocoError:
+                self.machine.failed(SkipReason.BAD_VECTOR)
             finally:
                 self._nursery = None
                 self.over.set()
         if timer.cancelled_caught:
-            self._step(ExchangeEvent.DEADLINE_PASSED)
+            self.machine.failed(SkipReason.DEADLINE)
         peer_id, theirs = self.partner_id, self._theirs
-        if self.machine.state is ExchangeState.AVERAGED and theirs is not None:
+        if self.machine.is_averaged and theirs is not None:
             return Averaged(peer_id, theirs.steps, self._reading.into)
         return Skipped(self.machine.reason or SkipReason.LEAVING, peer_id)
 
@@ -279,16 +278,6 @@ class ExchangeSession:
         self._joined.append(talk)
         if self._stripes is not None and self._nursery is not None:
             self._nursery.start_soon(self._stripes.carry, talk)
-
-    # --- its end ----------------------------------------------------------------------------------
-    def _step(self, event: ExchangeEvent) -> None:
-        before = self.machine.state
-        self.machine.step(event)
-        if event is ExchangeEvent.VECTOR_ARRIVED and self.machine.state is not before:
-            assert self._theirs is not None
-            self._say(Received(self.name, self._theirs.digest))
-        if self.machine.is_final:
-            self._listening.cancel()
 
     # --- the streams ------------------------------------------------------------------------------
     async def _run_all(self) -> None:
@@ -344,7 +333,7 @@ class ExchangeSession:
         with self._listening:
             while not self.machine.is_final:
                 await self._receive_message()
-        if self.machine.state is ExchangeState.AVERAGED:
+        if self.machine.is_averaged:
             await self._receipt_sent.wait()
         self._scope.cancel()
 
@@ -387,7 +376,7 @@ class ExchangeSession:
         if isinstance(message, Blocks):
             return self._reading.room_for_blocks(num_bytes)
         if isinstance(message, Misread):
-            if self.machine.state not in (ExchangeState.EXCHANGING, ExchangeState.HOLDING):
+            if self.machine.delivered:
                 raise RemoteProtocolError("a question for blocks after the receipt")
             return self._reading.room_for_question(num_bytes)
         if self._theirs is not None:
@@ -414,14 +403,24 @@ class ExchangeSession:
     async def _read(self, take: Callable[[], Awaitable[Marks | bool]]) -> None:
         """Read what has come of their vector, and ask for what is missing."""
         found = await take()
-        if isinstance(found, bool):
-            self._step(ExchangeEvent.VECTOR_ARRIVED if found else ExchangeEvent.VECTOR_BAD)
-        else:
+        if not isinstance(found, bool):
             self._say(Misread(self.name), map_of(found))
+        elif found:
+            assert self._theirs is not None
+            self.machine.vector_arrived()
+            self._say(Received(self.name, self._theirs.digest))
+        else:
+            self.machine.failed(SkipReason.BAD_VECTOR)
+        self._listen_on()
 
     def _receipt_arrived(self, receipt: Received) -> None:
         if (receipt.exchange, receipt.digest) != (self.name, self._own.digest):
             raise RemoteProtocolError("a receipt for another vector than ours")
-        if self.machine.state in (ExchangeState.EXCHANGING, ExchangeState.HOLDING):
+        if not self.machine.delivered:
             self._reading.count_sent(len(self._own.sent))
-            self._step(ExchangeEvent.RECEIPT_ARRIVED)
+            self.machine.receipt_arrived()
+        self._listen_on()
+
+    def _listen_on(self) -> None:
+        if self.machine.is_final:
+            self._listening.cancel()
