@@ -144,7 +144,7 @@ def test_a_stream_cut_at_any_operation_leaves_both_sides_averaged_unless_one_is_
             broken = [reason for reason in skips(peer) if reason != "no_partner"]
             assert len(broken) <= 1, (at, outcomes(peer))
             kinds |= set(broken)
-    assert kinds == {"partner_lost", "unsettled"}
+    assert {"partner_lost"} <= kinds <= {"partner_lost", "unsettled"}
 
 
 @pytest.mark.slow
