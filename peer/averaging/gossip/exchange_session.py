@@ -209,7 +209,7 @@ class ExchangeSession:
         following: we were asked; the other side begins, and opens the stripes.
 
     Attributes:
-        over: set when no stream of the exchange is needed any longer.
+        over: to be set when the exchange has ended: its stripes may close.
     """
 
     def __init__(
@@ -244,24 +244,19 @@ class ExchangeSession:
         self._stripes: StripedTransfer | None = None
         self._joined: list[Conversation] = []
         self._nursery: trio.Nursery | None = None
-        self._scope = trio.CancelScope()
         self._listening = trio.CancelScope()
 
     async def run(self, deadline_s: float) -> RoundOutcome:
         """Exchange until a defined end."""
         with trio.CancelScope(deadline=deadline_s) as timer:
             try:
-                with self._scope:
-                    await self._run_all()
+                await self._run_all()
             except* StreamStalled:
                 self.machine.failed(SkipReason.PARTNER_STALLED)
             except* StreamLost:
                 self.machine.failed(SkipReason.PARTNER_LOST)
             except* LocoError:
                 self.machine.failed(SkipReason.BAD_VECTOR)
-            finally:
-                self._nursery = None
-                self.over.set()
         if timer.cancelled_caught:
             self.machine.failed(SkipReason.DEADLINE)
         peer_id, theirs = self.partner_id, self._theirs
@@ -294,7 +289,12 @@ class ExchangeSession:
                 if not self._following:
                     for _ in range(self._num_stripes):
                         nursery.start_soon(self._carry, stripes)
-            await self._receive()
+            with self._listening:
+                while not self.machine.is_final:
+                    await self._receive_message()
+            if self.machine.is_averaged:
+                await self._receipt_sent.wait()
+            nursery.cancel_scope.cancel()
 
     async def _take_pieces(self, stripes: StripedTransfer) -> None:
         await stripes.watch()
@@ -328,14 +328,6 @@ class ExchangeSession:
 
     def _say(self, message: Message, payload: bytes = b"") -> None:
         self._outbox.send_nowait((message, payload))
-
-    async def _receive(self) -> None:
-        with self._listening:
-            while not self.machine.is_final:
-                await self._receive_message()
-        if self.machine.is_averaged:
-            await self._receipt_sent.wait()
-        self._scope.cancel()
 
     async def _receive_message(self) -> None:
         # Both send at once; a receipt takes as long as what is before it on its way.

@@ -126,8 +126,8 @@ class PairLane:
 
     async def apply(
         self, ended: AverageEnded, meeting: Meeting | None, train_s: float, trial: Trial
-    ) -> None:
-        """Take the outer step, have it tried, and count how averaging ended."""
+    ) -> float:
+        """Take the outer step, have it tried, count how averaging ended. Returns the seconds."""
         started_s = trio.current_time()
         self._plausibility.trained(ended.own.steps)
         ended, share = await self._judged(ended, meeting)
@@ -147,6 +147,7 @@ class PairLane:
         self._count(ended)
         apply_s = trio.current_time() - started_s
         self._observe_round(RoundTiming(train_s, ended.match_s, ended.exchange_s, apply_s))
+        return apply_s
 
     async def _judged(
         self, ended: AverageEnded, meeting: Meeting | None

@@ -54,10 +54,11 @@ class Steps:
 
     async def apply(
         self, settled: Any, meeting: Meeting | None, train_s: float, trial: Trial
-    ) -> None:
+    ) -> float:
         self._log.append((trio.current_time(), "step", self._fragment))
         await trio.sleep(STEP_S)
         self.gain = await trial(settled)
+        return STEP_S
 
 
 class World:
