@@ -40,8 +40,8 @@ def exchange_id(group: str, one: tuple[str, int], other: tuple[str, int]) -> str
     return pair_rank(f"exchange/{group}", one, other).hex()
 
 
-class ExchangeMachine:
-    """One peer's side of one exchange.
+class ExchangeSide:
+    """One peer's side of one exchange. What is noted after its end changes nothing.
 
     Attributes:
         holds: their vector is here, whole, with the right digest and finite.
@@ -55,18 +55,11 @@ class ExchangeMachine:
 
     @property
     def is_averaged(self) -> bool:
-        return self.holds and self.delivered
+        return self.holds and self.delivered and self.reason is None
 
     @property
     def is_final(self) -> bool:
-        """Whether its end is known: what comes later changes nothing."""
-        return self.is_averaged or self.reason is not None
-
-    def vector_arrived(self) -> None:
-        self.holds |= not self.is_final
-
-    def receipt_arrived(self) -> None:
-        self.delivered |= not self.is_final
+        return (self.holds and self.delivered) or self.reason is not None
 
     def failed(self, reason: SkipReason) -> None:
         """Nothing more comes, because of this (rule 2)."""

@@ -1,11 +1,11 @@
-"""Two exchange machines joined by a wire that may break at any point."""
+"""Two sides of an exchange joined by a wire that may break at any point."""
 
 import itertools
 from functools import partial
 
 import pytest
 
-from protocol.gossip.exchange import ExchangeMachine, exchange_id
+from protocol.gossip.exchange import ExchangeSide, exchange_id
 from protocol.gossip.matchmaking import pair_rank
 from protocol.outcomes import SkipReason
 from protocol.wire.messages import Received, decode_message, encode_message
@@ -19,10 +19,10 @@ ENDS = [
 
 
 class Pair:
-    """Two machines and the four messages between them: two vectors, two receipts."""
+    """Two sides and the four messages between them: two vectors, two receipts."""
 
     def __init__(self) -> None:
-        self.sides = (ExchangeMachine(), ExchangeMachine())
+        self.sides = (ExchangeSide(), ExchangeSide())
         self.vectors, self.receipts = [0, 1], list[int]()
 
     @property
@@ -33,12 +33,12 @@ class Pair:
 
     def vector_comes(self, receiver: int) -> None:
         self.vectors.remove(receiver)
-        self.sides[receiver].vector_arrived()
+        self.sides[receiver].holds = True
         self.receipts.append(1 - receiver)
 
     def receipt_comes(self, receiver: int) -> None:
         self.receipts.remove(receiver)
-        self.sides[receiver].receipt_arrived()
+        self.sides[receiver].delivered = True
 
 
 @pytest.mark.parametrize("lost_after", range(5))
@@ -66,9 +66,9 @@ def test_a_whole_exchange_is_averaged_on_both_sides() -> None:
 @pytest.mark.parametrize("delivered", [False, True])
 @pytest.mark.parametrize("reason", ENDS)
 def test_every_early_end_has_its_reason(reason: SkipReason, delivered: bool) -> None:
-    exchange = ExchangeMachine()
+    exchange = ExchangeSide()
     if delivered:
-        exchange.receipt_arrived()
+        exchange.delivered = True
     assert not exchange.is_final
     exchange.failed(reason)
     assert (exchange.is_averaged, exchange.reason) == (False, reason)
@@ -76,22 +76,22 @@ def test_every_early_end_has_its_reason(reason: SkipReason, delivered: bool) -> 
 
 @pytest.mark.parametrize("reason", ENDS)
 def test_holding_without_a_receipt_is_unsettled(reason: SkipReason) -> None:
-    exchange = ExchangeMachine()
-    exchange.vector_arrived()
+    exchange = ExchangeSide()
+    exchange.holds = True
     exchange.failed(reason)
     assert exchange.reason is SkipReason.UNSETTLED
 
 
 def test_what_comes_after_the_end_changes_nothing() -> None:
-    exchange = ExchangeMachine()
+    exchange = ExchangeSide()
     exchange.failed(SkipReason.PARTNER_LOST)
-    exchange.vector_arrived()
-    exchange.receipt_arrived()
+    exchange.holds = True
+    exchange.delivered = True
     exchange.failed(SkipReason.DEADLINE)
     assert (exchange.is_averaged, exchange.reason) == (False, SkipReason.PARTNER_LOST)
-    averaged = ExchangeMachine()
-    averaged.vector_arrived()
-    averaged.receipt_arrived()
+    averaged = ExchangeSide()
+    averaged.holds = True
+    averaged.delivered = True
     averaged.failed(SkipReason.DEADLINE)
     assert (averaged.is_averaged, averaged.reason) == (True, None)
 

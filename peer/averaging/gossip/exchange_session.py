@@ -1,8 +1,8 @@
 """One exchange (protocol/gossip/exchange.py) on its streams: two vectors and two receipts.
 
 Both directions run at once; only the peer that was asked waits for the other's first bytes, since
-its yes may have come too late, and a vector sent to nobody costs as much as any. The machine
-decides; this file moves bytes, checks what arrived, and reports.
+its yes may have come too late, and a vector sent to nobody costs as much as any. This file moves
+bytes, and checks what arrived; `ExchangeSide` tells what follows.
 
     one stream    a vector follows its head; a receipt waits until our own vector is out
     packed        a vector that travels as differences is read against our own; blocks that could
@@ -29,7 +29,7 @@ import trio
 from peer.network.conversation import Conversation, StreamStalled
 from peer.runtime import Network, PeerId
 from protocol.errors import LocoError, Refused, RemoteProtocolError, StreamLost
-from protocol.gossip.exchange import ExchangeMachine, Marks, map_of
+from protocol.gossip.exchange import ExchangeSide, Marks, map_of
 from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.limits import PIECE_BYTES
 from protocol.outcomes import SkipReason
@@ -224,7 +224,7 @@ class ExchangeSession:
         num_stripes: int,
     ) -> None:
         self.name, self.partner_id = name, talk.remote_peer_id
-        self.machine = ExchangeMachine()
+        self.side = ExchangeSide()
         self.over = trio.Event()
         self._talk = talk
         self._own = own
@@ -252,21 +252,21 @@ class ExchangeSession:
             try:
                 await self._run_all()
             except* StreamStalled:
-                self.machine.failed(SkipReason.PARTNER_STALLED)
+                self.side.failed(SkipReason.PARTNER_STALLED)
             except* StreamLost:
-                self.machine.failed(SkipReason.PARTNER_LOST)
+                self.side.failed(SkipReason.PARTNER_LOST)
             except* LocoError:
-                self.machine.failed(SkipReason.BAD_VECTOR)
+                self.side.failed(SkipReason.BAD_VECTOR)
         if timer.cancelled_caught:
-            self.machine.failed(SkipReason.DEADLINE)
+            self.side.failed(SkipReason.DEADLINE)
         peer_id, theirs = self.partner_id, self._theirs
-        if self.machine.is_averaged and theirs is not None:
+        if self.side.is_averaged and theirs is not None:
             return Averaged(peer_id, theirs.steps, self._reading.into)
-        return Skipped(self.machine.reason or SkipReason.LEAVING, peer_id)
+        return Skipped(self.side.reason or SkipReason.LEAVING, peer_id)
 
     def takes_stripe(self) -> bool:
         has_room = len(self._joined) < self._num_stripes
-        return self._following and has_room and not self.machine.is_final
+        return self._following and has_room and not self.side.is_final
 
     def join(self, talk: Conversation) -> None:
         """The partner has opened a stripe; it must stay open until `over`."""
@@ -290,9 +290,9 @@ class ExchangeSession:
                     for _ in range(self._num_stripes):
                         nursery.start_soon(self._carry, stripes)
             with self._listening:
-                while not self.machine.is_final:
+                while not self.side.is_final:
                     await self._receive_message()
-            if self.machine.is_averaged:
+            if self.side.reason is None:
                 await self._receipt_sent.wait()
             nursery.cancel_scope.cancel()
 
@@ -368,7 +368,7 @@ class ExchangeSession:
         if isinstance(message, Blocks):
             return self._reading.room_for_blocks(num_bytes)
         if isinstance(message, Misread):
-            if self.machine.delivered:
+            if self.side.delivered:
                 raise RemoteProtocolError("a question for blocks after the receipt")
             return self._reading.room_for_question(num_bytes)
         if self._theirs is not None:
@@ -399,20 +399,20 @@ class ExchangeSession:
             self._say(Misread(self.name), map_of(found))
         elif found:
             assert self._theirs is not None
-            self.machine.vector_arrived()
+            self.side.holds = True
             self._say(Received(self.name, self._theirs.digest))
         else:
-            self.machine.failed(SkipReason.BAD_VECTOR)
+            self.side.failed(SkipReason.BAD_VECTOR)
         self._listen_on()
 
     def _receipt_arrived(self, receipt: Received) -> None:
         if (receipt.exchange, receipt.digest) != (self.name, self._own.digest):
             raise RemoteProtocolError("a receipt for another vector than ours")
-        if not self.machine.delivered:
+        if not self.side.delivered:
             self._reading.count_sent(len(self._own.sent))
-            self.machine.receipt_arrived()
+            self.side.delivered = True
         self._listen_on()
 
     def _listen_on(self) -> None:
-        if self.machine.is_final:
+        if self.side.is_final:
             self._listening.cancel()

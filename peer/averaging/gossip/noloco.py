@@ -262,9 +262,11 @@ class PairRounds:
 
     async def _try(self, line: TrainerLine, sent: FragmentSent, own: OwnVector) -> float | None:
         """Ask the trainer what a merge would gain, if it is worth the time."""
+        if not self._measures:
+            return None
         batch_size, lanes = self._spec.training.batch_size, len(self._averaging.lanes)
         blocks = trial_blocks(own.steps, batch_size, self._spec.model.context_length, lanes)
-        if not (blocks and self._measures):
+        if not blocks:
             return None
         self._trials[sent.fragment], gain = trio.open_memory_channel[float | None](1)
         await line.send(Try(sent.fragment, sent.cycle, blocks))
