@@ -82,15 +82,13 @@ class PairLane:
         self._plausibility, self._helpfulness = Plausibility(), Helpfulness()
         self._lock = lock
 
-    async def contribution(
-        self, codes: memoryview, digest: str, *, round: int, step: int, steps: int, tokens: int
-    ) -> OwnVector:
-        """The contribution of a snapshot; `codes` and `digest` are of theta."""
-        payload = codes
-        if self.outer.needs_phi_codes:
-            payload = await self._work.run(self.outer.with_phi, codes)
-            digest = blake3.blake3(payload).hexdigest(length=16)
-        return OwnVector(round, step, self._facts.training_averaged, steps, tokens, digest, payload)
+    async def contribution(self, own: OwnVector) -> OwnVector:
+        """The contribution of a snapshot that is of theta: with phi, where that travels too."""
+        if not self.outer.needs_phi_codes:
+            return own
+        payload = await self._work.run(self.outer.with_phi, own.payload)
+        digest = blake3.blake3(payload).hexdigest(length=16)
+        return replace(own, payload=payload, digest=digest)
 
     async def average(
         self,

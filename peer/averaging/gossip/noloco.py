@@ -226,7 +226,7 @@ class PairRounds:
         train_s, own_length = closed.seconds if closed else since_s, self._own_length
         on_paired = own_length.paired if own_length is not None else None
         try:
-            own = await self._contribution(line, sent, closed)
+            own = await lane.contribution(self._own_vector(line, sent, closed))
             if meeting is not None and before is not None:
                 await before.wait()
             meanwhile = self._rounds.next_length if self._overlap else 0.0
@@ -247,18 +247,14 @@ class PairRounds:
             if not self.averages_under_way:
                 self._idle.set()
 
-    async def _contribution(
+    def _own_vector(
         self, line: TrainerLine, sent: FragmentSent, closed: RoundClosed | None
     ) -> OwnVector:
-        lane = self._averaging.lanes[sent.fragment]
-        return await lane.contribution(
-            line.trainer.codes(sent.fragment),
-            sent.digest,
-            round=closed.round if closed else lane.outer.round + 1,
-            step=int(self._rounds.step if closed else sent.step),
-            steps=sent.steps,
-            tokens=sent.tokens,
-        )
+        lane, codes = self._averaging.lanes[sent.fragment], line.trainer.codes(sent.fragment)
+        round_ = closed.round if closed else lane.outer.round + 1
+        step, is_final = self._rounds.step if closed else sent.step, self._facts.training_averaged
+        told = sent.steps, sent.tokens, sent.digest
+        return OwnVector(round_, int(step), is_final, *told, codes)
 
     async def _try(self, line: TrainerLine, sent: FragmentSent, own: OwnVector) -> float | None:
         """Ask the trainer what a merge would gain, if it is worth the time."""
