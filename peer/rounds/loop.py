@@ -110,7 +110,6 @@ class RoundLoop:
                 await self._note_death(str(leaves(died)[0]))
 
     async def _live(self, trainer: Trainer) -> None:
-        self._validation.forget()
         self._joins_again, facts = False, self._facts
         ready = await trainer.receive()
         if isinstance(ready, messages.Failed):

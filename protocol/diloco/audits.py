@@ -74,7 +74,6 @@ from protocol.fragment.leaf_tree import is_leaf
 from protocol.limits import (
     MAX_AUDITS,
     MAX_CONTRIBUTORS,
-    MAX_CONVICTED,
     MAX_EVIDENCE_BYTES,
     MAX_KEPT_EVIDENCE_BYTES,
     MAX_REMEMBERED,
@@ -253,7 +252,7 @@ Key = tuple[int, int, str]
 
 
 class Audits:
-    """The audits of one peer, and the owners that it no longer believes."""
+    """The audits of one peer; which owners it no longer believes, its `Peers` know."""
 
     def __init__(self, context: Context, seed: bytes) -> None:
         self._context = context
@@ -262,18 +261,16 @@ class Audits:
         self._seed = seed
         self._under_way: set[Key] = set()
         self._results: dict[Key, tuple[Result, Parts]] = {}
-        self._doubted: dict[Key, None] = {}
-        self._proofs: dict[str, bytes] = {}
         self._signed: dict[tuple[int, str], list[Result]] = {}
 
     def is_convicted(self, owner: str) -> bool:
-        return owner in self._proofs
+        return owner in self._peers.liars
 
     # --- what is audited --------------------------------------------------------------------------
     def arrived(self, result: Result, codes: Parts) -> None:
         """A believed result came from its owner (rule 1)."""
         key = result.fragment, result.cycle, result.owner
-        if key in self._doubted or not codes:
+        if key in self._peers.unopened or not codes:
             return
         # Of each fragment and owner the newest alone: the codes are kept until the next one.
         for older in [each for each in self._results if each[::2] == key[::2]]:
@@ -290,7 +287,7 @@ class Audits:
 
     def _audit(self, key: Key) -> None:
         kept = self._results.get(key)
-        known = key in self._doubted or key in self._under_way
+        known = key in self._peers.unopened or key in self._under_way
         if kept is None or known or len(self._under_way) >= MAX_AUDITS:
             return
         self._under_way.add(key)
@@ -330,28 +327,25 @@ class Audits:
             self._results.pop(key, None)
         elif outcome is AuditOutcome.LIE:
             self.proved(result.owner, proof)
-        elif outcome is AuditOutcome.UNOPENED and key not in self._doubted:
-            self._doubted[key] = None
-            forget_oldest(self._doubted, MAX_REMEMBERED)
+        elif outcome is AuditOutcome.UNOPENED and key not in self._peers.unopened:
             self._results.pop(key, None)
             self._peers.note_unopened(*key)
             self._to_all(Doubt(self._group, *key))
 
     def proved(self, owner: str, proof: bytes) -> None:
         """An owner has lied; it is proved, here or elsewhere (rule 2)."""
-        if owner in self._proofs or owner == self._peers.own_id:
+        liars = self._peers.liars
+        if owner in liars or owner == self._peers.own_id:
             return
-        kept_bytes = sum(map(len, self._proofs.values())) + len(proof)
-        self._proofs[owner] = proof if kept_bytes <= MAX_KEPT_EVIDENCE_BYTES else b""
-        forget_oldest(self._proofs, MAX_CONVICTED)
+        has_room = sum(map(len, liars.values())) + len(proof) <= MAX_KEPT_EVIDENCE_BYTES
         self._results = {key: kept for key, kept in self._results.items() if key[2] != owner}
-        self._peers.note_untrue(owner)
+        self._peers.note_untrue(owner, proof if has_room else b"")
         self._context.do(Convict(owner, proof))
         self._to_all(Proof(self._group, owner), proof, but=owner)
 
     def tell(self, newcomer: str) -> None:
         """Tell a newcomer of the liars, as far as they can still be proved."""
-        for owner, proof in self._proofs.items():
+        for owner, proof in self._peers.liars.items():
             if proof and owner != newcomer:
                 self._context.tell(newcomer, Proof(self._group, owner), memoryview(proof))
 

@@ -146,13 +146,16 @@ class CycleMachine:
         self._peers = context.peers
         self._chunks = range(len(self.ledger.stamps))
         self._state: SendInProgress | LateWrite | None = None
-        self._cycle = -1
         self._inbox: deque[Item] = deque()
         self._early: dict[int, list[ResultArrived]] = defaultdict(list)
         self._for_send: list[ResultArrived | ChunkFetched] = []
         self._passed: dict[str, int] = {}
         self._missed_since_s: float | None = None
         self._patience = ObservedDeadline(floor_s=2 * MIN_COLLECT_S, ceiling_s=2 * MAX_COLLECT_S)
+
+    @property
+    def _cycle(self) -> int:
+        return self._peers.own_cycles[self._fragment]
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -316,8 +319,7 @@ class CycleMachine:
     def _take_at_rest(self, item: Item) -> None:
         match item:
             case Sent():
-                self._cycle = item.cycle
-                self._peers.note_sent(self._fragment, item.cycle)
+                self._peers.own_cycles[self._fragment] = item.cycle
                 self._state = SendInProgress(item, self._context.now_s)
                 self._context.do(Verify(self._fragment, tuple(self.ledger.cycles)))
             case CyclePassed():

@@ -59,6 +59,9 @@ class Peers:
     Attributes:
         late: those that let the deadline of a collection of ours pass, and have not contributed
             since (collecting.py, rule 1).
+        own_cycles: the last cycle of each fragment that we have sent; -1 before the first.
+        liars: owners that have lied, each with a proof; an empty one where no more are kept.
+        unopened: fragment, cycle and owner of results that were not opened.
         withdrawn: owners of which something is no longer believed, until it is undone.
     """
 
@@ -67,11 +70,11 @@ class Peers:
         self.late: set[str] = set()
         self.withdrawn: list[str] = []
         self.seen = GroupSeen(round=-1, present=frozenset({own_id}), rounds={})
-        self._own_cycles = [-1] * num_fragments
+        self.own_cycles = [-1] * num_fragments
         self._brought_nothing: set[str] = set()
         self._settled: dict[tuple[int, str], tuple[int, bytes]] = {}
-        self._untrue: dict[str, None] = {}
-        self._unopened: dict[tuple[int, int, str], None] = {}
+        self.liars: dict[str, bytes] = {}
+        self.unopened: dict[tuple[int, int, str], None] = {}
 
     @property
     def others(self) -> frozenset[str]:
@@ -110,7 +113,7 @@ class Peers:
             for (of, peer_id), (cycle, _) in self._settled.items()
             if of == fragment and peer_id != without
         )
-        return max([self.seen.round, self._own_cycles[fragment], *heard])
+        return max([self.seen.round, self.own_cycles[fragment], *heard])
 
     def settled(self, fragment: int, peer_id: str) -> tuple[int, bytes] | None:
         """The last cycle that a peer, perhaps we, has finished, and its digest."""
@@ -124,15 +127,12 @@ class Peers:
     def believes(self, result: Result) -> bool:
         """Whether a result is neither of an owner that has lied, nor one that was not opened."""
         key = result.fragment, result.cycle, result.owner
-        return result.owner not in self._untrue and key not in self._unopened
+        return result.owner not in self.liars and key not in self.unopened
 
     def is_of_its_life(self, result: Result, sender: str) -> bool:
         """Whether a result that comes from its own owner names the owner's current incarnation."""
         known = self.seen.lives.get(result.owner)
         return sender != result.owner or known in (None, result.incarnation)
-
-    def note_sent(self, fragment: int, cycle: int) -> None:
-        self._own_cycles[fragment] = cycle
 
     def note_settled(self, fragment: int, peer_id: str, cycle: int, digest: bytes) -> None:
         """A peer, perhaps we, has finished a cycle; the digest is of where that led it."""
@@ -144,16 +144,16 @@ class Peers:
     def note_brought_nothing(self, owners: set[str]) -> None:
         self._brought_nothing |= owners - {self.own_id}
 
-    def note_untrue(self, owner: str) -> None:
-        self._untrue[owner] = None
+    def note_untrue(self, owner: str, proof: bytes = b"") -> None:
+        self.liars[owner] = proof
         self.withdrawn.append(owner)
-        forget_oldest(self._untrue, MAX_CONVICTED)
+        forget_oldest(self.liars, MAX_CONVICTED)
 
     def note_unopened(self, fragment: int, cycle: int, owner: str) -> None:
         """An owner does not show what its result was made of."""
-        self._unopened[fragment, cycle, owner] = None
+        self.unopened[fragment, cycle, owner] = None
         self.withdrawn.append(owner)
-        forget_oldest(self._unopened, MAX_REMEMBERED)
+        forget_oldest(self.unopened, MAX_REMEMBERED)
 
     def forget_absent(self) -> None:
         """Forget every peer that is not there (rule 3)."""

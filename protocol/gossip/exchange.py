@@ -2,51 +2,34 @@
 
 The idea. Both send their vector on one stream at once, and confirm the other's with a receipt as
 soon as it is here. A peer that holds the partner's vector *and* knows that the partner holds its
-own applies. The last receipt can be lost, as in every such protocol; a peer that then holds a
-vector without a receipt asks the partner on a new stream, and does as the partner did.
-
-States
-
-    EXCHANGING   neither vector nor receipt has come
-    HOLDING      we have their vector, not their receipt
-    DELIVERED    we have their receipt, not their vector
-    SETTLING     the stream ended while HOLDING: we ask how it ended for them
-    AVERAGED     apply                                                       (final)
-    SKIPPED      do not apply; `reason` says why                             (final)
+own applies. The last receipt can be lost, as in every such protocol: then one side applies alone.
 
 Rules
-  1. Applied on one side implies held on both: AVERAGED is reached only with their vector here and
-     ours there.
-  2. Only a peer that holds a vector asks (HOLDING, SETTLING), so the one asked knows that the asker
-     holds its vector: if it is HOLDING itself it becomes AVERAGED; if it lacks the asker's vector
-     it becomes SKIPPED, and says so.
-  3. A HOLDING peer that gets no answer skips as `unsettled`. Only then can the two sides differ; it
-     is counted, and healed by the averaging itself, which pulls slow weights together at every
-     later exchange.
+  1. Applied on one side implies held on both: a peer applies only with their vector here, and
+     their receipt for ours.
+  2. A peer that holds their vector when the exchange ends without a receipt skips as `unsettled`:
+     nearly always its own vector was still on its way, and the partner skips too. Only where a
+     receipt was on its way do the two sides differ. That is healed by the averaging itself, which
+     pulls slow weights together at every later exchange.
 
 A packed vector (peer/codec/differences.py) is read against the reader's own. Where the two are
 further apart than the sender thought, a block is read wrongly, and is bad by its sums. The reader
 asks for it within the exchange, so that both average with the same numbers:
 
-  4. It asks for the blocks that are bad. If none is, and the digest is wrong all the same, it asks
+  3. It asks for the blocks that are bad. If none is, and the digest is wrong all the same, it asks
      for all that it has not asked for. If there is none left, the vector is bad, and nothing is
      averaged.
-  5. Its receipt comes after the digest is right, so it asks for nothing after it.
-  6. A block is sent again at most once, and at most `MAX_QUESTIONS` are answered: packing never
+  4. Its receipt comes after the digest is right, so it asks for nothing after it.
+  5. A block is sent again at most once, and at most `MAX_QUESTIONS` are answered: packing never
      costs the sender more than the codes beside what was packed.
-
-The transitions are data (`TRANSITIONS`). In a final state every event is ignored; else one that is
-not in the table is a `LocalProtocolError`, because the shell must not have produced it.
 """
 
-from collections.abc import Mapping
-from enum import Enum
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.errors import RemoteProtocolError
 from protocol.outcomes import SkipReason
 
 from .matchmaking import pair_rank
@@ -57,95 +40,31 @@ def exchange_id(group: str, one: tuple[str, int], other: tuple[str, int]) -> str
     return pair_rank(f"exchange/{group}", one, other).hex()
 
 
-class ExchangeState(Enum):
-    EXCHANGING = "exchanging"
-    HOLDING = "holding"
-    DELIVERED = "delivered"
-    SETTLING = "settling"
-    AVERAGED = "averaged"
-    SKIPPED = "skipped"
+class ExchangeSide:
+    """One peer's side of one exchange. What is noted after its end changes nothing.
 
-
-class ExchangeEvent(Enum):
-    VECTOR_ARRIVED = "vector arrived"
-    """Whole, with the right digest and finite."""
-    VECTOR_BAD = "vector bad"
-    RECEIPT_ARRIVED = "receipt arrived"
-    STREAM_LOST = "stream lost"
-    STALLED = "stalled"
-    DEADLINE_PASSED = "deadline passed"
-    ASKED = "asked"
-    """The partner, HOLDING, asks how it ended for us."""
-    TOLD_AVERAGED = "told averaged"
-    TOLD_SKIPPED = "told skipped"
-    NOT_TOLD = "not told"
-    """Nobody answered, or the answer was that they do not know."""
-
-
-Transition = tuple[ExchangeState, SkipReason | None]
-"""The next state, and why nothing is applied."""
-
-
-def _skip(reason: SkipReason) -> Transition:
-    return ExchangeState.SKIPPED, reason
-
-
-_LACKING: Final = {
-    ExchangeEvent.VECTOR_BAD: _skip(SkipReason.BAD_VECTOR),
-    ExchangeEvent.STREAM_LOST: _skip(SkipReason.PARTNER_LOST),
-    ExchangeEvent.STALLED: _skip(SkipReason.PARTNER_STALLED),
-    ExchangeEvent.DEADLINE_PASSED: _skip(SkipReason.DEADLINE),
-    ExchangeEvent.ASKED: _skip(SkipReason.PARTNER_LOST),
-}
-"""Nothing can be applied as long as their vector is not here."""
-
-_ASK: Final = ExchangeState.SETTLING, None
-_AVERAGED: Final = ExchangeState.AVERAGED, None
-
-TRANSITIONS: Final[Mapping[ExchangeState, Mapping[ExchangeEvent, Transition]]] = {
-    ExchangeState.EXCHANGING: {
-        **_LACKING,
-        ExchangeEvent.VECTOR_ARRIVED: (ExchangeState.HOLDING, None),
-        ExchangeEvent.RECEIPT_ARRIVED: (ExchangeState.DELIVERED, None),
-    },
-    ExchangeState.DELIVERED: {**_LACKING, ExchangeEvent.VECTOR_ARRIVED: _AVERAGED},
-    ExchangeState.HOLDING: {
-        ExchangeEvent.RECEIPT_ARRIVED: _AVERAGED,
-        ExchangeEvent.STREAM_LOST: _ASK,
-        ExchangeEvent.STALLED: _ASK,
-        ExchangeEvent.DEADLINE_PASSED: _ASK,
-        ExchangeEvent.ASKED: _AVERAGED,
-    },
-    ExchangeState.SETTLING: {
-        ExchangeEvent.ASKED: _AVERAGED,
-        ExchangeEvent.TOLD_AVERAGED: _AVERAGED,
-        ExchangeEvent.TOLD_SKIPPED: _skip(SkipReason.PARTNER_LOST),
-        ExchangeEvent.NOT_TOLD: _skip(SkipReason.UNSETTLED),
-    },
-    ExchangeState.AVERAGED: {},
-    ExchangeState.SKIPPED: {},
-}
-
-
-class ExchangeMachine:
-    """One peer's side of one exchange."""
+    Attributes:
+        holds: their vector is here, whole, with the right digest and finite.
+        delivered: their receipt is here: they hold ours.
+        reason: why nothing is applied; None unless that is so.
+    """
 
     def __init__(self) -> None:
-        self.state = ExchangeState.EXCHANGING
+        self.holds = self.delivered = False
         self.reason: SkipReason | None = None
 
     @property
-    def is_final(self) -> bool:
-        return self.state in (ExchangeState.AVERAGED, ExchangeState.SKIPPED)
+    def is_averaged(self) -> bool:
+        return self.holds and self.delivered and self.reason is None
 
-    def step(self, event: ExchangeEvent) -> None:
-        """Take one event. Raises LocalProtocolError: it cannot happen in this state."""
-        if self.is_final:
-            return
-        transition = TRANSITIONS[self.state].get(event)
-        if transition is None:
-            raise LocalProtocolError(f"'{event.value}' cannot happen while {self.state.value}")
-        self.state, self.reason = transition
+    @property
+    def is_final(self) -> bool:
+        return (self.holds and self.delivered) or self.reason is not None
+
+    def failed(self, reason: SkipReason) -> None:
+        """Nothing more comes, because of this (rule 2)."""
+        if not self.is_final:
+            self.reason = SkipReason.UNSETTLED if self.holds else reason
 
 
 MAX_QUESTIONS: Final = 2
@@ -186,7 +105,7 @@ class Answering:
         """The blocks that a question names in a bit map.
 
         Raises:
-            RemoteProtocolError: rule 6, or the map names no block, or one that there is not.
+            RemoteProtocolError: rule 5, or the map names no block, or one that there is not.
         """
         self._questions += 1
         if self._questions > MAX_QUESTIONS:

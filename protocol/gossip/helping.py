@@ -14,8 +14,8 @@ Rules
   3. A partner that was refused ODD_ONES times in a row is let through the next time, within what is
      plausible, which is clipped: so parts of a swarm come together again over whatever lies between
      them. It has rested before each, ever longer, so a liar has a few of these in an hour.
-  4. Both losses together cost TRIAL_SHARE of what the round's training does at the most. Where that
-     is too little for LEAST_TOKENS, nothing is measured, and nothing refused.
+  4. At most TRIED_SHARE as many blocks are tried as the round trains. Where that is too little for
+     LEAST_TOKENS, nothing is measured, and nothing refused.
 
 The figures are those with which the rule was measured (docs/results/hostile.md).
 """
@@ -27,18 +27,17 @@ from typing import Final
 from protocol.plausible import ODD_ONES, WINDOW, keep_newest, middle_of
 
 LEAST_VOICES: Final = 3
-TRIAL_SHARE: Final = 0.015
-BLOCKS_OF_ONE_TRAINED: Final = 1.5
-"""Two losses of a block take two thirds of the time of its training: of three passes, which cost
-about the same, training has one forward and two back."""
+TRIED_SHARE: Final = 0.0225
+"""Blocks tried of those trained, which takes 1.5% of the time of their training: two losses of a
+block take two thirds of it, as training has one pass forward and two back, which cost about the
+same."""
 LEAST_TOKENS: Final = 1024
 MOST_BLOCKS: Final = 16
 
 
 def trial_blocks(steps: int, batch_size: int, context_length: int, fragments: int) -> int:
     """Blocks to try an average on, after these steps, one of `fragments` a round (rule 4)."""
-    affordable = TRIAL_SHARE * BLOCKS_OF_ONE_TRAINED * steps * batch_size / fragments
-    blocks = min(MOST_BLOCKS, int(affordable))
+    blocks = min(MOST_BLOCKS, int(TRIED_SHARE * steps * batch_size / fragments))
     return blocks if blocks * context_length >= LEAST_TOKENS else 0
 
 

@@ -65,7 +65,6 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Final
 
 import blake3
@@ -145,30 +144,21 @@ MatchCommand = SendProposal | Withdraw | RefuseProposal | Paired | Unmatched
 
 
 # --- one search -----------------------------------------------------------------------------------
-class SearchPhase(Enum):
-    IDLE = auto()
-    """Not free: no round is closed, or the last one is settled."""
-    ASKING = auto()
-    """Our proposal is pending."""
-    OPEN = auto()
-    """Nobody to ask just now."""
-    PAIRED = auto()
-    """Partner found; the exchange runs."""
-
-
 @dataclass(slots=True)
 class PartnerSearch:
     """The search of one round.
 
     Attributes:
+        is_looking: neither partner found, nor given up.
         tried: snapshots of others that were asked in vain.
-        pending: the peer that is asked, and its snapshot as far as we know.
-        taken: the peer to which we said yes, and its round.
+        pending: the peer that is asked, and its snapshot as far as we know; None while there is
+            nobody to ask.
+        taken: the peer to which we said yes, and its round, until our round is over.
         wake_s: when something is to be done if nothing happens before.
     """
 
     snapshot: RoundSnapshot = RoundSnapshot(-1, 0)
-    phase: SearchPhase = SearchPhase.IDLE
+    is_looking: bool = False
     tried: set[tuple[str, int]] = field(default_factory=set)
     pending: tuple[str, RoundSnapshot] | None = None
     taken: tuple[str, int] | None = None
@@ -210,7 +200,7 @@ class Matchmaker:
 
     @property
     def is_looking(self) -> bool:
-        return self._search.phase in (SearchPhase.ASKING, SearchPhase.OPEN)
+        return self._search.is_looking
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -223,7 +213,7 @@ class Matchmaker:
     ) -> list[MatchCommand]:
         """Look for a partner; until `fresh_until_s` only one that was not met recently will do."""
         self._search = PartnerSearch(
-            snapshot, SearchPhase.OPEN, fresh_until_s=fresh_until_s, deadline_s=deadline_s
+            snapshot, is_looking=True, fresh_until_s=fresh_until_s, deadline_s=deadline_s
         )
         return self._seek(now_s)
 
@@ -232,7 +222,7 @@ class Matchmaker:
         if round_ != self._search.snapshot.round:
             return []
         commands = self._give_up(SkipReason.LEAVING) if self.is_looking else []
-        self._search.phase = SearchPhase.IDLE
+        self._search.is_looking, self._search.taken = False, None
         return commands
 
     def seen(
@@ -244,7 +234,8 @@ class Matchmaker:
         most_met = 0 if present < 2 else max(1, present // 4)
         while len(self._met) > most_met:
             self._met.popleft()
-        return self._seek(now_s) if self._search.phase is SearchPhase.OPEN else []
+        is_open = self.is_looking and self._search.pending is None
+        return self._seek(now_s) if is_open else []
 
     def tick(self, now_s: float) -> list[MatchCommand]:
         search = self._search
@@ -252,11 +243,10 @@ class Matchmaker:
             return []
         if now_s >= search.deadline_s:
             return self._end()
-        if search.phase is SearchPhase.OPEN:
+        if search.pending is None:
             return self._seek(now_s)
         if now_s < search.wake_s:
             return []
-        assert search.pending is not None
         search.saw_silence = True
         self._resting.failed(search.pending[0], now_s)
         return [*self._drop_pending(), *self._seek(now_s)]
@@ -270,8 +260,7 @@ class Matchmaker:
         if refusal is not None:
             return [RefuseProposal(peer_id, theirs.round, refusal)]
         self._held[peer_id] = theirs
-        is_open = self._search.phase is SearchPhase.OPEN
-        return self._seek(now_s) if is_open or self._is_preferred(peer_id, theirs) else []
+        return self._seek(now_s) if self._is_preferred(peer_id, theirs) else []
 
     def _reason_to_refuse(
         self, now_s: float, peer_id: str, theirs: RoundSnapshot
@@ -294,9 +283,10 @@ class Matchmaker:
         return near and ours.final == theirs.final
 
     def _is_preferred(self, peer_id: str, theirs: RoundSnapshot) -> bool:
-        """Whether their proposal goes before our pending one (rules 3 and 4)."""
+        """Whether their proposal goes before our pending one, if any (rules 3 and 4)."""
         pending = self._search.pending
-        assert pending is not None
+        if pending is None:
+            return True
         if pending[0] == peer_id:
             return peer_id < self._own_id
         return self._rank(peer_id, theirs) < self._rank(*pending)
@@ -307,9 +297,9 @@ class Matchmaker:
         if held is not None and held.round == round_:
             del self._held[peer_id]
         search = self._search
-        if search.phase is not SearchPhase.PAIRED or search.taken != (peer_id, round_):
+        if search.taken != (peer_id, round_):
             return []
-        search.taken, search.phase = None, SearchPhase.OPEN
+        search.taken, search.is_looking = None, True
         search.tried.add((peer_id, round_))
         return self._seek(now_s)
 
@@ -338,12 +328,8 @@ class Matchmaker:
         return self._seek(now_s)
 
     def _is_pending(self, peer_id: str, round_: int) -> bool:
-        search = self._search
-        return (
-            search.phase is SearchPhase.ASKING
-            and search.pending is not None
-            and (search.pending[0], search.snapshot.round) == (peer_id, round_)
-        )
+        pending, ours = self._search.pending, self._search.snapshot
+        return pending is not None and (pending[0], ours.round) == (peer_id, round_)
 
     def _seek(self, now_s: float) -> list[MatchCommand]:
         """Take the best proposal held, else ask the best free peer, else wait."""
@@ -353,7 +339,7 @@ class Matchmaker:
         if held := self._best(now_s, self._held):
             return self._take(held)
         if free := self._best(now_s, self._askable(now_s)):
-            search.pending, search.phase = (free, self._free[free]), SearchPhase.ASKING
+            search.pending = free, self._free[free]
             search.wake_s = min(search.deadline_s, now_s + ANSWER_S)
             search.tried.add((free, self._free[free].round))
             return [SendProposal(free, search.snapshot.round)]
@@ -397,7 +383,7 @@ class Matchmaker:
         return [*self._drop_pending(), *self._pair(peer_id, proposed)]
 
     def _pair(self, peer_id: str, proposed: int | None) -> list[MatchCommand]:
-        self._search.phase, self._search.pending = SearchPhase.PAIRED, None
+        self._search.is_looking, self._search.pending = False, None
         if peer_id in self._met:
             self._met.remove(peer_id)
         self._met.append(peer_id)
@@ -405,20 +391,18 @@ class Matchmaker:
         return [Paired(peer_id, self._search.snapshot.round, proposed), *self._refuse_held()]
 
     def _end(self) -> list[MatchCommand]:
-        search = self._search
-        silent = search.saw_silence or search.phase is SearchPhase.ASKING
+        silent = self._search.saw_silence or self._search.pending is not None
         return self._give_up(SkipReason.DEADLINE if silent else SkipReason.NO_PARTNER)
 
     def _give_up(self, reason: SkipReason) -> list[MatchCommand]:
-        withdrawn, self._search.phase = self._drop_pending(), SearchPhase.IDLE
+        withdrawn, self._search.is_looking = self._drop_pending(), False
         unmatched = Unmatched(self._search.snapshot.round, reason)
         return [*withdrawn, unmatched, *self._refuse_held()]
 
     def _drop_pending(self) -> list[MatchCommand]:
         """Wait no longer for an answer."""
-        search, pending = self._search, self._search.pending
-        search.pending, search.phase = None, SearchPhase.OPEN
-        return [] if pending is None else [Withdraw(pending[0], search.snapshot.round)]
+        pending, self._search.pending = self._search.pending, None
+        return [] if pending is None else [Withdraw(pending[0], self._search.snapshot.round)]
 
     def _refuse_held(self) -> list[MatchCommand]:
         held, self._held = self._held, {}

@@ -9,7 +9,7 @@ one frame (frames.py). A payload of raw bytes may follow only where the message 
     /loco/gossip/1    > Propose < Accept or Refusal  then both: Vector + payload, Received
                       packed vectors: Misread + map before Received, answered Blocks + codes
                       > Join    then both: Piece + payload    (a stripe of a long exchange)
-                      > AskSettled  < SettledReply    (a later stream, when a receipt was lost)
+                      > AskSettled  < SettledReply    (earlier versions ask so)
     /loco/content/2   > GetSpec < SpecReply + run spec          > GetBlob   < BlobReply + blob
                       > GetState < StateScalars + digests of parts
                       > GetSample < SampleReply + values
@@ -387,7 +387,7 @@ class Piece(Message, frozen=True, tag="piece"):
 
 
 class AskSettled(Message, frozen=True, tag="settle"):
-    """Asks how our exchange ended, when it broke before its receipts."""
+    """Asks how our exchange ended, when it broke before its receipts: earlier versions do."""
 
     exchange: Digest
 

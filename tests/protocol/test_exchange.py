@@ -1,122 +1,99 @@
-"""Two exchange machines joined by a wire that may break at any point."""
+"""Two sides of an exchange joined by a wire that may break at any point."""
 
 import itertools
+from functools import partial
 
 import pytest
 
-from protocol.errors import LocalProtocolError
-from protocol.gossip.exchange import (
-    TRANSITIONS,
-    ExchangeEvent,
-    ExchangeMachine,
-    ExchangeState,
-    exchange_id,
-)
+from protocol.gossip.exchange import ExchangeSide, exchange_id
 from protocol.gossip.matchmaking import pair_rank
 from protocol.outcomes import SkipReason
 from protocol.wire.messages import Received, decode_message, encode_message
 
+ENDS = [
+    SkipReason.BAD_VECTOR,
+    SkipReason.PARTNER_LOST,
+    SkipReason.PARTNER_STALLED,
+    SkipReason.DEADLINE,
+]
+
 
 class Pair:
-    """Two machines and the four messages between them: two vectors, two receipts."""
+    """Two sides and the four messages between them: two vectors, two receipts."""
 
     def __init__(self) -> None:
-        self.sides = (ExchangeMachine(), ExchangeMachine())
-        self.in_flight: list[tuple[int, ExchangeEvent]] = [
-            (0, ExchangeEvent.VECTOR_ARRIVED),
-            (1, ExchangeEvent.VECTOR_ARRIVED),
-        ]
+        self.sides = (ExchangeSide(), ExchangeSide())
+        self.vectors, self.receipts = [0, 1], list[int]()
 
-    def deliver(self, message: tuple[int, ExchangeEvent]) -> None:
-        self.in_flight.remove(message)
-        receiver, event = message
-        self.sides[receiver].step(event)
-        if event is ExchangeEvent.VECTOR_ARRIVED:
-            self.in_flight.append((1 - receiver, ExchangeEvent.RECEIPT_ARRIVED))
+    @property
+    def in_flight(self):
+        """What may come next."""
+        vectors = [partial(self.vector_comes, each) for each in self.vectors]
+        return [*vectors, *(partial(self.receipt_comes, each) for each in self.receipts)]
 
-    def lose_stream(self) -> None:
-        self.in_flight.clear()
-        for side in self.sides:
-            if not side.is_final:
-                side.step(ExchangeEvent.STREAM_LOST)
+    def vector_comes(self, receiver: int) -> None:
+        self.vectors.remove(receiver)
+        self.sides[receiver].holds = True
+        self.receipts.append(1 - receiver)
 
-    def settle(self, order: tuple[int, int]) -> None:
-        for asker in order:
-            if self.sides[asker].state is not ExchangeState.SETTLING:
-                continue
-            asked = self.sides[1 - asker]
-            asked.step(ExchangeEvent.ASKED)
-            answer = (
-                ExchangeEvent.TOLD_AVERAGED
-                if asked.state is ExchangeState.AVERAGED
-                else ExchangeEvent.TOLD_SKIPPED
-            )
-            self.sides[asker].step(answer)
+    def receipt_comes(self, receiver: int) -> None:
+        self.receipts.remove(receiver)
+        self.sides[receiver].delivered = True
 
 
 @pytest.mark.parametrize("lost_after", range(5))
-@pytest.mark.parametrize("asks_first", [0, 1])
-def test_both_sides_end_alike_wherever_the_stream_breaks(lost_after: int, asks_first: int) -> None:
+def test_both_sides_end_alike_unless_the_stream_breaks_under_a_receipt(lost_after: int) -> None:
     for choices in itertools.product(range(4), repeat=lost_after):
         pair = Pair()
         for choice in choices:
             if pair.in_flight:
-                pair.deliver(pair.in_flight[choice % len(pair.in_flight)])
-        pair.lose_stream()
-        pair.settle((asks_first, 1 - asks_first))
-        first, second = pair.sides
-        assert first.is_final
-        assert first.state == second.state, choices
+                pair.in_flight[choice % len(pair.in_flight)]()
+        for side in pair.sides:
+            side.failed(SkipReason.PARTNER_LOST)
+        assert all(side.is_final for side in pair.sides)
+        if pair.sides[0].is_averaged != pair.sides[1].is_averaged:
+            assert (len(pair.receipts), pair.vectors) == (1, []), choices
+            assert pair.sides[pair.receipts[0]].reason is SkipReason.UNSETTLED
 
 
 def test_a_whole_exchange_is_averaged_on_both_sides() -> None:
     pair = Pair()
     while pair.in_flight:
-        pair.deliver(pair.in_flight[0])
-    assert [side.state for side in pair.sides] == [ExchangeState.AVERAGED, ExchangeState.AVERAGED]
+        pair.in_flight[0]()
+    assert all(side.is_averaged for side in pair.sides)
 
 
-@pytest.mark.parametrize("state", list(ExchangeState))
-def test_averaged_is_never_reached_without_their_vector(state: ExchangeState) -> None:
-    for event, (after, _) in TRANSITIONS[state].items():
-        if after is ExchangeState.AVERAGED:
-            assert (
-                state in (ExchangeState.HOLDING, ExchangeState.SETTLING)
-                or event is ExchangeEvent.VECTOR_ARRIVED
-            )
+@pytest.mark.parametrize("delivered", [False, True])
+@pytest.mark.parametrize("reason", ENDS)
+def test_every_early_end_has_its_reason(reason: SkipReason, delivered: bool) -> None:
+    exchange = ExchangeSide()
+    if delivered:
+        exchange.delivered = True
+    assert not exchange.is_final
+    exchange.failed(reason)
+    assert (exchange.is_averaged, exchange.reason) == (False, reason)
 
 
-@pytest.mark.parametrize(
-    ("event", "reason"),
-    [
-        (ExchangeEvent.VECTOR_BAD, SkipReason.BAD_VECTOR),
-        (ExchangeEvent.STREAM_LOST, SkipReason.PARTNER_LOST),
-        (ExchangeEvent.STALLED, SkipReason.PARTNER_STALLED),
-        (ExchangeEvent.DEADLINE_PASSED, SkipReason.DEADLINE),
-    ],
-)
-def test_every_early_end_has_its_reason(event: ExchangeEvent, reason: SkipReason) -> None:
-    exchange = ExchangeMachine()
-    exchange.step(event)
-    assert (exchange.state, exchange.reason) == (ExchangeState.SKIPPED, reason)
-
-
-def test_holding_without_an_answer_is_unsettled() -> None:
-    exchange = ExchangeMachine()
-    exchange.step(ExchangeEvent.VECTOR_ARRIVED)
-    exchange.step(ExchangeEvent.DEADLINE_PASSED)
-    assert exchange.state is ExchangeState.SETTLING
-    exchange.step(ExchangeEvent.NOT_TOLD)
+@pytest.mark.parametrize("reason", ENDS)
+def test_holding_without_a_receipt_is_unsettled(reason: SkipReason) -> None:
+    exchange = ExchangeSide()
+    exchange.holds = True
+    exchange.failed(reason)
     assert exchange.reason is SkipReason.UNSETTLED
 
 
-def test_an_impossible_event_is_our_bug_and_a_late_one_is_ignored() -> None:
-    exchange = ExchangeMachine()
-    with pytest.raises(LocalProtocolError, match="told averaged"):
-        exchange.step(ExchangeEvent.TOLD_AVERAGED)
-    exchange.step(ExchangeEvent.STREAM_LOST)
-    exchange.step(ExchangeEvent.VECTOR_ARRIVED)
-    assert exchange.state is ExchangeState.SKIPPED
+def test_what_comes_after_the_end_changes_nothing() -> None:
+    exchange = ExchangeSide()
+    exchange.failed(SkipReason.PARTNER_LOST)
+    exchange.holds = True
+    exchange.delivered = True
+    exchange.failed(SkipReason.DEADLINE)
+    assert (exchange.is_averaged, exchange.reason) == (False, SkipReason.PARTNER_LOST)
+    averaged = ExchangeSide()
+    averaged.holds = True
+    averaged.delivered = True
+    averaged.failed(SkipReason.DEADLINE)
+    assert (averaged.is_averaged, averaged.reason) == (True, None)
 
 
 # --- the name of an exchange ----------------------------------------------------------------------

@@ -8,7 +8,6 @@ from protocol.gossip.matchmaking import (
     MAX_DISTANCE_ROUNDS,
     RESTS,
     Matchmaker,
-    SearchPhase,
     pair_rank,
 )
 from protocol.limits import MAX_HELD_PROPOSALS, MAX_PROPOSAL_TRIES
@@ -77,6 +76,11 @@ def test_nobody_there_is_no_partner_at_once() -> None:
     assert Alone().become_free() == [m.Unmatched(0, SkipReason.NO_PARTNER)]
 
 
+def is_open(me: Alone) -> bool:
+    """Whether it looks for a partner, and has nobody to ask."""
+    return me.maker.is_looking and me.maker._search.pending is None
+
+
 def test_the_best_ranked_free_peer_is_asked_and_each_of_them_once() -> None:
     first, second, third = ranked("a", "b", "c")
     me = Alone()
@@ -85,7 +89,7 @@ def test_the_best_ranked_free_peer_is_asked_and_each_of_them_once() -> None:
     assert me.refused_by(first, 0, RefusalReason.BUSY) == [m.SendProposal(second, 0)]
     assert me.refused_by(second, 0, RefusalReason.BUSY) == [m.SendProposal(third, 0)]
     assert me.refused_by(third, 0, RefusalReason.BUSY) == []
-    assert me.maker._search.phase is SearchPhase.OPEN
+    assert is_open(me)
     assert me.see("a", "b", "c") == []
 
 
@@ -267,7 +271,7 @@ def test_a_peer_that_said_yes_too_late_looks_on() -> None:
     me.asked_by("a")
     assert me.withdrawn_by("a stranger", 7) == []
     assert me.withdrawn_by("a", 7) == []
-    assert me.maker._search.phase is SearchPhase.OPEN
+    assert is_open(me)
     assert me.asked_by("b")[-1] == m.Paired("b", 0, 7)
 
 
@@ -304,7 +308,7 @@ def met(fresh_s: float, *free: str, present: int) -> Alone:
 
 def test_the_peer_met_last_is_put_off_until_the_patience_for_others_ends() -> None:
     me = met(5.0, "a", present=3)
-    assert me.maker._search.phase is SearchPhase.OPEN
+    assert is_open(me)
     assert me.maker.next_deadline_s == 5.0
     assert me.asked_by("a") == [m.RefuseProposal("a", 7, RefusalReason.MET)]
     assert me.tick(4.9) == []
@@ -314,13 +318,13 @@ def test_the_peer_met_last_is_put_off_until_the_patience_for_others_ends() -> No
 def test_another_peer_goes_before_the_one_met_last() -> None:
     for other in "bcdefgh":  # whatever the rank
         me = met(0.0, "a", other, present=3)
-        assert me.maker._search.phase is SearchPhase.ASKING
+        assert me.maker._search.pending is not None
         commands = me.maker.end(1)
         assert commands[0] == m.Withdraw(other, 1)
 
 
 def test_of_two_peers_nobody_is_put_off() -> None:
-    assert met(5.0, "a", present=1).maker._search.phase is SearchPhase.ASKING
+    assert met(5.0, "a", present=1).maker._search.pending is not None
 
 
 # --- peers that rest ------------------------------------------------------------------------------

@@ -322,12 +322,11 @@ class FragmentExchange:
         self._tell_core(FragmentCore.audited, order.result, outcome, proof)
 
     async def _fetch(self, peer_id: PeerId, question: fragment_messages.GetChunkState) -> None:
-        try:
+        answer: fragment_messages.ChunkStateReply | None = None
+        values: Parts = {}
+        with suppress(LocoError):
             answer, values = await self._questions.fetch(peer_id, question)
-        except LocoError:
-            self._tell_core(FragmentCore.answered, peer_id, question, None, {})
-        else:
-            self._tell_core(FragmentCore.answered, peer_id, question, answer, values)
+        self._tell_core(FragmentCore.answered, peer_id, question, answer, values)
 
     async def _ask_stamps(self, peer_id: PeerId, question: fragment_messages.GetStamps) -> None:
         further = self._further[question.fragment, peer_id] = deque[fragment_messages.GetResult]()

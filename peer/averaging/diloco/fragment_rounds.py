@@ -190,7 +190,11 @@ class CurrentTrainer:
 
 # --- fragment rounds ------------------------------------------------------------------------------
 class FragmentRounds:
-    """The rounds of one peer: a `Way` (peer/rounds/way.py). `serve` must be running."""
+    """The rounds of one peer: a `Way` (peer/rounds/way.py).
+
+    Args:
+        begun: is set when there is an `exchange`, which must be run then.
+    """
 
     def __init__(
         self,
@@ -198,6 +202,7 @@ class FragmentRounds:
         momentum_P: Float32Vector,
         lock: trio.Lock,
         validation: Validation,
+        begun: trio.Event,
     ) -> None:
         self._parts = parts
         self._amended, self._spec = parts.amended, parts.spec
@@ -216,13 +221,8 @@ class FragmentRounds:
         )
         self._counts = FragmentCounts(refused=self._facts.refused, audits=self._facts.audits)
         self._trainer = CurrentTrainer(validation)
-        self._exchange: FragmentExchange | None = None
-        self._begun = trio.Event()
-
-    async def serve(self) -> None:
-        await self._begun.wait()
-        assert self._exchange is not None
-        await self._exchange.run()
+        self.exchange: FragmentExchange | None = None
+        self._begun = begun
 
     # --- which rounds are trained -----------------------------------------------------------------
     def enter(self, others: Sequence[Member]) -> None:
@@ -266,8 +266,8 @@ class FragmentRounds:
     def on_trainer_started(self, line: TrainerLine, ready: Ready) -> None:
         """A trainer has started; the first one tells the layout."""
         self._trainer.began(line)
-        if self._exchange is None:
-            self._exchange = self._new_exchange(Layout.from_shapes(dict(ready.shapes)))
+        if self.exchange is None:
+            self.exchange = self._new_exchange(Layout.from_shapes(dict(ready.shapes)))
             self._begun.set()
 
     def on_progress(self) -> None:
@@ -341,10 +341,10 @@ class FragmentRounds:
         self._trainer.loaded()
         match event:
             case trainer_messages.FragmentSent():
-                assert self._exchange is not None
+                assert self.exchange is not None
                 self._trainer.sent(event)
                 codes = self._trainer.line.trainer.codes(event.fragment)
-                self._exchange.sent(
+                self.exchange.sent(
                     Sent(event.fragment, event.cycle, codes, event.steps, event.tokens)
                 )
             case trainer_messages.FragmentMerged():
@@ -392,11 +392,12 @@ class FragmentAveraging:
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
         parts = self._parts
         validation = Validation(parts.spec.sync.validate_every, parts.services, parts.domains)
-        self._rounds = FragmentRounds(parts, self.momentum_P, self.lock, validation)
-        self._begun.set()
-        return RoundLoop(parts, self._rounds, validation, start_trainer)
+        rounds = FragmentRounds(parts, self.momentum_P, self.lock, validation, self._begun)
+        self._rounds = rounds
+        return RoundLoop(parts, rounds, validation, start_trainer)
 
     async def serve(self) -> None:
         await self._begun.wait()
         assert self._rounds is not None
-        await self._rounds.serve()
+        assert self._rounds.exchange is not None
+        await self._rounds.exchange.run()

@@ -1,8 +1,8 @@
 """One exchange (protocol/gossip/exchange.py) on its streams: two vectors and two receipts.
 
 Both directions run at once; only the peer that was asked waits for the other's first bytes, since
-its yes may have come too late, and a vector sent to nobody costs as much as any. The machine
-decides; this file moves bytes, checks what arrived, and reports.
+its yes may have come too late, and a vector sent to nobody costs as much as any. This file moves
+bytes, and checks what arrived; `ExchangeSide` tells what follows.
 
     one stream    a vector follows its head; a receipt waits until our own vector is out
     packed        a vector that travels as differences is read against our own; blocks that could
@@ -10,8 +10,6 @@ decides; this file moves bytes, checks what arrived, and reports.
     stripes       the vectors travel in pieces (protocol/wire/pieces.py) on further streams, which
                   the proposer opens; heads and receipts stay on the first stream. Losing a stream
                   before both vectors are through loses the exchange; all stay open until it is over
-    settling      a stream broke when their vector was here and their receipt was not: they are
-                  asked on a new one how it ended
 
 The head says how long a packed vector is; pieces that come before it wait. A stripe is used in both
 directions: it takes the next piece when it has room, and puts what arrives straight into its place.
@@ -22,7 +20,7 @@ last piece is through on another.
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -31,20 +29,17 @@ import trio
 from peer.network.conversation import Conversation, StreamStalled
 from peer.runtime import Network, PeerId
 from protocol.errors import LocoError, Refused, RemoteProtocolError, StreamLost
-from protocol.gossip.exchange import ExchangeEvent, ExchangeMachine, ExchangeState, Marks, map_of
+from protocol.gossip.exchange import ExchangeSide, Marks, map_of
 from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.limits import PIECE_BYTES
 from protocol.outcomes import SkipReason
 from protocol.wire.fields import Message
 from protocol.wire.messages import (
-    AskSettled,
     Blocks,
     Join,
     Misread,
     Piece,
     Received,
-    SettledOutcome,
-    SettledReply,
     Vector,
 )
 from protocol.wire.pieces import Incoming, OutgoingPieces
@@ -54,15 +49,6 @@ from .packing import Reading
 
 STALL_S: Final = 15.0
 """A stream on which no byte arrives for this long is given up."""
-SETTLE_S: Final = 5.0
-"""How long we try to learn how a broken exchange ended for the partner."""
-SETTLE_RETRY_S: Final = 0.5
-
-_TOLD: Final = {
-    SettledOutcome.AVERAGED: ExchangeEvent.TOLD_AVERAGED,
-    SettledOutcome.SKIPPED: ExchangeEvent.TOLD_SKIPPED,
-    SettledOutcome.UNKNOWN: ExchangeEvent.NOT_TOLD,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +209,7 @@ class ExchangeSession:
         following: we were asked; the other side begins, and opens the stripes.
 
     Attributes:
-        over: set when no stream of the exchange is needed any longer.
+        over: to be set when the exchange has ended: its stripes may close.
     """
 
     def __init__(
@@ -237,8 +223,8 @@ class ExchangeSession:
         following: bool,
         num_stripes: int,
     ) -> None:
-        self.name = name
-        self.machine = ExchangeMachine()
+        self.name, self.partner_id = name, talk.remote_peer_id
+        self.side = ExchangeSide()
         self.over = trio.Event()
         self._talk = talk
         self._own = own
@@ -258,92 +244,35 @@ class ExchangeSession:
         self._stripes: StripedTransfer | None = None
         self._joined: list[Conversation] = []
         self._nursery: trio.Nursery | None = None
-        self._scope = trio.CancelScope()
         self._listening = trio.CancelScope()
 
     async def run(self, deadline_s: float) -> RoundOutcome:
-        """Exchange until a defined end; after the deadline nothing but how it ended is asked."""
+        """Exchange until a defined end."""
         with trio.CancelScope(deadline=deadline_s) as timer:
             try:
-                with self._scope:
-                    await self._run_all()
+                await self._run_all()
             except* StreamStalled:
-                self._step(ExchangeEvent.STALLED)
+                self.side.failed(SkipReason.PARTNER_STALLED)
             except* StreamLost:
-                self._step(ExchangeEvent.STREAM_LOST)
-            except* LocoError:  # in the place of a receipt it is the end of the stream
-                holds = self.machine.state is ExchangeState.HOLDING
-                self._step(ExchangeEvent.STREAM_LOST if holds else ExchangeEvent.VECTOR_BAD)
-            finally:
-                self._nursery = None
-                self.end()
+                self.side.failed(SkipReason.PARTNER_LOST)
+            except* LocoError:
+                self.side.failed(SkipReason.BAD_VECTOR)
         if timer.cancelled_caught:
-            self._step(ExchangeEvent.DEADLINE_PASSED)
-        if self.machine.state is ExchangeState.SETTLING:
-            await self._settle()
-        peer_id, theirs = self._talk.remote_peer_id, self._theirs
-        if self.machine.state is ExchangeState.AVERAGED and theirs is not None:
+            self.side.failed(SkipReason.DEADLINE)
+        peer_id, theirs = self.partner_id, self._theirs
+        if self.side.is_averaged and theirs is not None:
             return Averaged(peer_id, theirs.steps, self._reading.into)
-        return Skipped(self.machine.reason or SkipReason.LEAVING, peer_id)
-
-    def asked(self) -> None:
-        """The partner asks how it ended: the stream is dead for it, so it is for us."""
-        if not self.machine.is_final:
-            self.machine.step(ExchangeEvent.ASKED)
-            self._scope.cancel()
-
-    def end(self) -> None:
-        """Let go of what only its streams needed: it is remembered for a while (exchanges.py)."""
-        self.over.set()
-        self._own = replace(self._own, payload=memoryview(b""), packed=None)
-        self._reading.end()
-        self._to_send.close()  # and what was not sent any more
-        self._stripes = None
-        self._joined.clear()
+        return Skipped(self.side.reason or SkipReason.LEAVING, peer_id)
 
     def takes_stripe(self) -> bool:
-        return (
-            self._following
-            and len(self._joined) < self._num_stripes
-            and not self.machine.is_final
-            and not self.over.is_set()
-        )
+        has_room = len(self._joined) < self._num_stripes
+        return self._following and has_room and not self.side.is_final
 
     def join(self, talk: Conversation) -> None:
         """The partner has opened a stripe; it must stay open until `over`."""
         self._joined.append(talk)
         if self._stripes is not None and self._nursery is not None:
             self._nursery.start_soon(self._stripes.carry, talk)
-
-    # --- its end ----------------------------------------------------------------------------------
-    def _step(self, event: ExchangeEvent) -> None:
-        before = self.machine.state
-        if before is ExchangeState.SETTLING:
-            return
-        self.machine.step(event)
-        if event is ExchangeEvent.VECTOR_ARRIVED and self.machine.state is not before:
-            assert self._theirs is not None
-            self._say(Received(self.name, self._theirs.digest))
-        if self.machine.is_final:
-            self._listening.cancel()
-
-    async def _settle(self) -> None:
-        told: ExchangeEvent | None = None
-        with trio.move_on_after(SETTLE_S):
-            while told is None and not self.machine.is_final:
-                told = await self._settle_once()
-        if not self.machine.is_final:
-            self.machine.step(told or ExchangeEvent.NOT_TOLD)
-
-    async def _settle_once(self) -> ExchangeEvent | None:
-        try:
-            async with open_talk(self._network, self._talk.remote_peer_id) as talk:
-                await talk.send(AskSettled(self.name), stall_s=STALL_S)
-                answer, _ = await talk.receive(SettledReply)
-        except LocoError:
-            await trio.sleep(SETTLE_RETRY_S)
-            return None
-        return _TOLD[answer.outcome]
 
     # --- the streams ------------------------------------------------------------------------------
     async def _run_all(self) -> None:
@@ -360,7 +289,12 @@ class ExchangeSession:
                 if not self._following:
                     for _ in range(self._num_stripes):
                         nursery.start_soon(self._carry, stripes)
-            await self._receive()
+            with self._listening:
+                while not self.side.is_final:
+                    await self._receive_message()
+            if self.side.reason is None:
+                await self._receipt_sent.wait()
+            nursery.cancel_scope.cancel()
 
     async def _take_pieces(self, stripes: StripedTransfer) -> None:
         await stripes.watch()
@@ -369,7 +303,7 @@ class ExchangeSession:
 
     async def _carry(self, stripes: StripedTransfer) -> None:
         """Open a stripe, and keep it open until the exchange is over."""
-        async with open_talk(self._network, self._talk.remote_peer_id) as talk:
+        async with open_talk(self._network, self.partner_id) as talk:
             await talk.send(Join(self.name))
             await stripes.carry(talk)
             await trio.sleep_forever()
@@ -394,14 +328,6 @@ class ExchangeSession:
 
     def _say(self, message: Message, payload: bytes = b"") -> None:
         self._outbox.send_nowait((message, payload))
-
-    async def _receive(self) -> None:
-        with self._listening:
-            while not self.machine.is_final:
-                await self._receive_message()
-        if self.machine.state is ExchangeState.AVERAGED:
-            await self._receipt_sent.wait()
-        self._scope.cancel()
 
     async def _receive_message(self) -> None:
         # Both send at once; a receipt takes as long as what is before it on its way.
@@ -442,7 +368,7 @@ class ExchangeSession:
         if isinstance(message, Blocks):
             return self._reading.room_for_blocks(num_bytes)
         if isinstance(message, Misread):
-            if self.machine.state not in (ExchangeState.EXCHANGING, ExchangeState.HOLDING):
+            if self.side.delivered:
                 raise RemoteProtocolError("a question for blocks after the receipt")
             return self._reading.room_for_question(num_bytes)
         if self._theirs is not None:
@@ -469,14 +395,24 @@ class ExchangeSession:
     async def _read(self, take: Callable[[], Awaitable[Marks | bool]]) -> None:
         """Read what has come of their vector, and ask for what is missing."""
         found = await take()
-        if isinstance(found, bool):
-            self._step(ExchangeEvent.VECTOR_ARRIVED if found else ExchangeEvent.VECTOR_BAD)
-        else:
+        if not isinstance(found, bool):
             self._say(Misread(self.name), map_of(found))
+        elif found:
+            assert self._theirs is not None
+            self.side.holds = True
+            self._say(Received(self.name, self._theirs.digest))
+        else:
+            self.side.failed(SkipReason.BAD_VECTOR)
+        self._listen_on()
 
     def _receipt_arrived(self, receipt: Received) -> None:
         if (receipt.exchange, receipt.digest) != (self.name, self._own.digest):
             raise RemoteProtocolError("a receipt for another vector than ours")
-        if self.machine.state in (ExchangeState.EXCHANGING, ExchangeState.HOLDING):
+        if not self.side.delivered:
             self._reading.count_sent(len(self._own.sent))
-            self._step(ExchangeEvent.RECEIPT_ARRIVED)
+            self.side.delivered = True
+        self._listen_on()
+
+    def _listen_on(self) -> None:
+        if self.side.is_final:
+            self._listening.cancel()

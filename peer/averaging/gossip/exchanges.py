@@ -1,13 +1,12 @@
-"""All exchanges of one vector: agree on one, run it, remember how it ended.
+"""All exchanges of one vector, one after another: agree on one, and run it.
 
 The decisions are in protocol/gossip/exchange.py; what one exchange does on its streams is in
-exchange_session.py. Here is what outlives a stream: a partner may ask later how an exchange ended.
+exchange_session.py.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Final
 
 import trio
 
@@ -16,25 +15,15 @@ from peer.observe.event_names import EventName
 from peer.observe.events import Events
 from peer.runtime import Network, PeerId, Stream
 from protocol.errors import RemoteProtocolError, StreamLost
-from protocol.gossip.exchange import ExchangeState, exchange_id
+from protocol.gossip.exchange import exchange_id
 from protocol.limits import MAX_STRIPES, PIECE_BYTES, STRIPE_FROM_BYTES
 from protocol.membership.group import other_group_sentence
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.run.ways import CODECS
-from protocol.wire.messages import (
-    Accept,
-    AskSettled,
-    Join,
-    Propose,
-    Refusal,
-    SettledOutcome,
-    SettledReply,
-)
+from protocol.wire.messages import Accept, Join, Propose, Refusal
 
 from .exchange_session import STALL_S, ExchangeSession, OwnVector, RoundOutcome, Skipped
 from .packing import Packer, Reading
-
-MAX_REMEMBERED_EXCHANGES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +145,7 @@ class Exchanges:
         self.packer = packer
         self.network = network
         self._buffer = bytearray(agreement.payload_bytes)
-        self._remembered: dict[tuple[PeerId, str], ExchangeSession] = {}
+        self._running: ExchangeSession | None = None
 
     async def ask(self, talk: Conversation, proposal: Propose) -> Accept:
         """Send a proposal, and take the answer. Raises Refused, StreamLost, RemoteProtocolError."""
@@ -172,29 +161,28 @@ class Exchanges:
         self, talk: Conversation, own: OwnVector, answer: Accept, exchange_s: float
     ) -> RoundOutcome:
         """Exchange vectors with a peer that has said yes, until a defined end."""
-        exchange = self._prepare(talk, own, answer.round, answer.stripes, following=False)
-        return await exchange.run(trio.current_time() + exchange_s)
+        with self._session(talk, own, answer.round, answer.stripes, following=False) as exchange:
+            return await exchange.run(trio.current_time() + exchange_s)
 
     async def accept(
         self, talk: Conversation, proposal: Propose, own: OwnVector, exchange_s: float
     ) -> RoundOutcome | None:
         """Say yes, and exchange vectors; None where they had gone before they sent anything."""
         num_stripes = min(proposal.stripes, self.agreement.stripes)
+        answer = Accept(proposal.round, own.round, own.steps, own.tokens, num_stripes)
         # Before the answer is out: a stripe may come as soon as they have it.
-        exchange = self._prepare(talk, own, proposal.round, num_stripes, following=True)
-        try:
-            answer = Accept(proposal.round, own.round, own.steps, own.tokens, num_stripes)
-            await talk.send(answer, stall_s=STALL_S)
+        with self._session(talk, own, proposal.round, num_stripes, following=True) as exchange:
+            try:
+                await talk.send(answer, stall_s=STALL_S)
+            except StreamLost:
+                return None
             heard_bytes = talk.bytes_received
             outcome = await exchange.run(trio.current_time() + exchange_s)
-        except StreamLost:
-            return None
-        finally:
-            exchange.end()
         lost = isinstance(outcome, Skipped) and outcome.reason is SkipReason.PARTNER_LOST
         return None if lost and talk.bytes_received == heard_bytes else outcome
 
-    def _prepare(
+    @contextmanager
+    def _session(
         self,
         talk: Conversation,
         own: OwnVector,
@@ -202,11 +190,11 @@ class Exchanges:
         num_stripes: int,
         *,
         following: bool,
-    ) -> ExchangeSession:
-        """From now on the partner may open stripes, and ask how it ended."""
+    ) -> Iterator[ExchangeSession]:
+        """An exchange of which the partner may open stripes from now on."""
         peer_id, own_id = talk.remote_peer_id, self.network.peer_id
         name = exchange_id(self.agreement.group, (own_id, own.round), (peer_id, their_round))
-        exchange = self._remembered[peer_id, name] = ExchangeSession(
+        exchange = self._running = ExchangeSession(
             name,
             talk,
             own,
@@ -215,30 +203,24 @@ class Exchanges:
             following=following,
             num_stripes=num_stripes,
         )
-        if len(self._remembered) > MAX_REMEMBERED_EXCHANGES:
-            del self._remembered[next(iter(self._remembered))]
-        return exchange
+        try:
+            yield exchange
+        finally:
+            self._running = None
+            exchange.over.set()
 
-    def remembers(self, peer_id: PeerId, name: str) -> bool:
-        return (peer_id, name) in self._remembered
+    def runs(self, peer_id: PeerId, name: str) -> bool:
+        """Whether an exchange of this name with that peer is under way."""
+        exchange = self._running
+        return exchange is not None and (exchange.partner_id, exchange.name) == (peer_id, name)
 
     async def join(self, talk: Conversation, stripe: Join) -> None:
         """A partner has opened a stripe: keep it until its exchange is over."""
-        exchange = self._remembered.get((talk.remote_peer_id, stripe.exchange))
-        if exchange is None:
+        exchange = self._running
+        if exchange is None or not self.runs(talk.remote_peer_id, stripe.exchange):
             await talk.refuse(RefusalReason.UNAVAILABLE, "there is no such exchange")
         elif not exchange.takes_stripe():
             await talk.refuse(RefusalReason.TOO_MANY, "that exchange takes no further stripe")
         else:
             exchange.join(talk)
             await exchange.over.wait()
-
-    def answer(self, peer_id: PeerId, question: AskSettled) -> SettledReply:
-        """How our exchange with that peer ended. Asking tells us that its stream is dead for it."""
-        exchange = self._remembered.get((peer_id, question.exchange))
-        if exchange is None:
-            return SettledReply(question.exchange, SettledOutcome.UNKNOWN)
-        exchange.asked()
-        averaged = exchange.machine.state is ExchangeState.AVERAGED
-        outcome = SettledOutcome.AVERAGED if averaged else SettledOutcome.SKIPPED
-        return SettledReply(question.exchange, outcome)

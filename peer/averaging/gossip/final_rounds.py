@@ -171,46 +171,18 @@ class FinalMeetings:
         self._number = meeting.number
         outcome: RoundOutcome = Skipped(SkipReason.DEADLINE, meeting.partner)
         with trio.move_on_after(wait_s) as patience:
-            hold = self._ask if meeting.asks else self._wait
-            outcome = await hold(packed, meeting, wait_s, patience)
+            outcome = await self._hold(packed, meeting, wait_s, patience)
         self._number = meeting.number + 1
         seconds = trio.current_time() - began_s
         exchanged = isinstance(outcome, Averaged)
         return AverageEnded(own, outcome, *((0.0, seconds) if exchanged else (seconds, 0.0)))
 
-    async def _ask(
+    async def _hold(
         self, own: OwnVector, meeting: Meeting, wait_s: float, patience: trio.CancelScope
     ) -> RoundOutcome:
-        partner, proposal = meeting.partner, self._proposal(own, meeting)
-        while self._is_present(partner):
-            try:
-                async with open_talk(self._exchanges.network, partner) as talk:
-                    answer = await self._exchanges.ask(talk, proposal)
-                    patience.deadline = math.inf  # an exchange ends by itself
-                    return await self._exchanges.lead(talk, own, answer, wait_s)
-            except Refused as refused:
-                note_refused(self._events, own.round, partner, refused.reason, refused.sentence)
-                if refused.reason is not RefusalReason.TOO_MANY:
-                    self.disagreements += refused.reason is RefusalReason.OTHER_ROSTER
-                    return Skipped(SkipReason.NO_PARTNER, partner)
-            except LocoError as error:
-                note_refused(self._events, own.round, partner, "unreachable", str(error))
-            await trio.sleep(RETRY_S)
-        return Skipped(SkipReason.PARTNER_LOST, partner)
-
-    def _proposal(self, own: OwnVector, meeting: Meeting) -> Propose:
-        assert self._roster is not None
-        agreement = self._exchanges.agreement
-        return agreement.proposal(own, roster=self._roster, meeting=meeting.number)
-
-    def _is_present(self, peer_id: PeerId) -> bool:
-        return peer_id in self._candidates.present(ended=True)
-
-    async def _wait(
-        self, own: OwnVector, meeting: Meeting, wait_s: float, patience: trio.CancelScope
-    ) -> RoundOutcome:
+        """Ask the partner, or wait to be asked, until there was an exchange or can be none."""
         partner, until_s = meeting.partner, patience.deadline
-        while self._is_present(partner):
+        while partner in self._candidates.present(ended=True):
             call = self._calls.get(partner)
             if call is not None and call.proposal.meeting == meeting.number:
                 patience.deadline = math.inf  # an exchange ends by itself
@@ -219,11 +191,11 @@ class FinalMeetings:
                 if call.outcome is not None:
                     return call.outcome
                 patience.deadline = until_s
-            elif await self._is_called():
-                pass
-            elif await self._sees_another_roster(own, meeting):
-                self.disagreements += 1
-                return Skipped(SkipReason.NO_PARTNER, partner)
+            elif meeting.asks or not await self._is_called():
+                if (outcome := await self._ask(own, meeting, wait_s, patience)) is not None:
+                    return outcome
+                if meeting.asks:
+                    await trio.sleep(RETRY_S)
         return Skipped(SkipReason.PARTNER_LOST, partner)
 
     async def _is_called(self) -> bool:
@@ -232,21 +204,28 @@ class FinalMeetings:
             return True
         return False
 
-    async def _sees_another_roster(self, own: OwnVector, meeting: Meeting) -> bool:
-        """Ask a partner that should ask us: it refuses, and says why."""
-        proposal = self._proposal(own, meeting)
+    async def _ask(
+        self, own: OwnVector, meeting: Meeting, wait_s: float, patience: trio.CancelScope
+    ) -> RoundOutcome | None:
+        """Ask once; None where that may be done again. A partner that should ask us refuses."""
+        partner, exchanges = meeting.partner, self._exchanges
+        proposal = exchanges.agreement.proposal(own, roster=self._roster, meeting=meeting.number)
         try:
-            async with open_talk(self._exchanges.network, meeting.partner) as talk:
-                await self._exchanges.ask(talk, proposal)
+            async with open_talk(exchanges.network, partner) as talk:
+                answer = await exchanges.ask(talk, proposal)
+                patience.deadline = math.inf
+                return await exchanges.lead(talk, own, answer, wait_s)
         except Refused as refused:
-            if refused.reason is RefusalReason.OTHER_ROSTER:
-                note_refused(
-                    self._events, own.round, meeting.partner, refused.reason, refused.sentence
-                )
-                return True
-        except LocoError:
-            pass  # the look whether it is there says more
-        return False
+            is_other = refused.reason is RefusalReason.OTHER_ROSTER
+            if meeting.asks or is_other:
+                note_refused(self._events, own.round, partner, refused.reason, refused.sentence)
+            self.disagreements += is_other
+            is_over = meeting.asks and refused.reason is not RefusalReason.TOO_MANY
+            return Skipped(SkipReason.NO_PARTNER, partner) if is_over or is_other else None
+        except LocoError as error:
+            if meeting.asks:
+                note_refused(self._events, own.round, partner, "unreachable", str(error))
+            return None
 
     async def called(self, talk: Conversation, stream: Stream, proposal: Propose) -> None:
         """Hold a proposal for a meeting until its turn, then until it is over."""

@@ -24,7 +24,7 @@ from protocol.errors import LocoError, Refused
 from protocol.gossip import matchmaking as mm
 from protocol.membership.book import Fault
 from protocol.outcomes import RefusalReason, SkipReason
-from protocol.wire.messages import AskSettled, Join, Propose
+from protocol.wire.messages import AskSettled, Join, Propose, SettledOutcome, SettledReply
 from protocol.wire.versions import GOSSIP
 
 from .exchange_session import STALL_S, AverageEnded, OwnVector, RoundOutcome, Skipped, open_talk
@@ -273,8 +273,8 @@ class Gossip:
 class GossipServer:
     """Serves the gossip of all vectors of one peer: each stream goes to the vector it is about.
 
-    A proposal names the group that averages the vector; a stripe, or a question after a broken
-    exchange, names its exchange. The first vector refuses what names none of ours.
+    A proposal names the group that averages the vector, a stripe its exchange. The first vector
+    refuses what names none of ours.
     """
 
     def __init__(self, network: Network, gossips: Sequence[Gossip]) -> None:
@@ -296,12 +296,9 @@ class GossipServer:
                 gossip = self._by_group.get(message.group, self._gossips[0])
                 await gossip.proposed(talk, stream, message)
             case Join():
-                await self._exchanges(peer_id, message.exchange).join(talk, message)
-            case AskSettled():
-                answer = self._exchanges(peer_id, message.exchange).answer(peer_id, message)
+                every = [gossip.exchanges for gossip in self._gossips]
+                runs = [one for one in every if one.runs(peer_id, message.exchange)]
+                await (runs or every)[0].join(talk, message)
+            case AskSettled():  # by an earlier version, which skips then, as we do
+                answer = SettledReply(message.exchange, SettledOutcome.UNKNOWN)
                 await talk.send(answer, stall_s=STALL_S)
-
-    def _exchanges(self, peer_id: PeerId, name: str) -> Exchanges:
-        """The exchanges that know one of this name with that peer, else the first."""
-        every = [gossip.exchanges for gossip in self._gossips]
-        return next((one for one in every if one.remembers(peer_id, name)), every[0])

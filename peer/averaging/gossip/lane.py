@@ -82,15 +82,13 @@ class PairLane:
         self._plausibility, self._helpfulness = Plausibility(), Helpfulness()
         self._lock = lock
 
-    async def contribution(
-        self, codes: memoryview, digest: str, *, round: int, step: int, steps: int, tokens: int
-    ) -> OwnVector:
-        """The contribution of a snapshot; `codes` and `digest` are of theta."""
-        payload = codes
-        if self.outer.needs_phi_codes:
-            payload = await self._work.run(self.outer.with_phi, codes)
-            digest = blake3.blake3(payload).hexdigest(length=16)
-        return OwnVector(round, step, self._facts.training_averaged, steps, tokens, digest, payload)
+    async def contribution(self, own: OwnVector) -> OwnVector:
+        """The contribution of a snapshot that is of theta: with phi, where that travels too."""
+        if not self.outer.needs_phi_codes:
+            return own
+        payload = await self._work.run(self.outer.with_phi, own.payload)
+        digest = blake3.blake3(payload).hexdigest(length=16)
+        return replace(own, payload=payload, digest=digest)
 
     async def average(
         self,
@@ -126,8 +124,8 @@ class PairLane:
 
     async def apply(
         self, ended: AverageEnded, meeting: Meeting | None, train_s: float, trial: Trial
-    ) -> None:
-        """Take the outer step, have it tried, and count how averaging ended."""
+    ) -> float:
+        """Take the outer step, have it tried, count how averaging ended. Returns the seconds."""
         started_s = trio.current_time()
         self._plausibility.trained(ended.own.steps)
         ended, share = await self._judged(ended, meeting)
@@ -147,6 +145,7 @@ class PairLane:
         self._count(ended)
         apply_s = trio.current_time() - started_s
         self._observe_round(RoundTiming(train_s, ended.match_s, ended.exchange_s, apply_s))
+        return apply_s
 
     async def _judged(
         self, ended: AverageEnded, meeting: Meeting | None

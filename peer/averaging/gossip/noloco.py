@@ -58,7 +58,6 @@ from peer.rounds.way import AveragingParts, TrainerLine
 from peer.training.messages import Ready, RoundClosed, SyncEvent
 from peer.training.ports import StartTrainer
 from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragments_of_run
-from protocol.gossip.final_averaging import Meeting
 from protocol.gossip.helping import trial_blocks
 from protocol.limits import MAX_STRIPES
 from protocol.membership.group import Group
@@ -68,11 +67,11 @@ from protocol.run.layout import Layout
 from protocol.schedule.rounds import OwnRounds, RoundPlan, keep_together
 from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, FragmentSent, Merge, Tried, Try
 
-from .exchange_session import AverageEnded, OwnVector
+from .exchange_session import OwnVector
 from .exchanges import Agreement
 from .final_rounds import FinalMeetings, FinalRounds
 from .gossip import Gossip, GossipServer
-from .lane import PairLane, Trial
+from .lane import PairLane
 from .outer_step import NolocoFactors, OuterState
 from .own_length import OwnLength
 
@@ -227,14 +226,16 @@ class PairRounds:
         train_s, own_length = closed.seconds if closed else since_s, self._own_length
         on_paired = own_length.paired if own_length is not None else None
         try:
-            own = await self._contribution(line, sent, closed)
+            own = await lane.contribution(self._own_vector(line, sent, closed))
             if meeting is not None and before is not None:
                 await before.wait()
             meanwhile = self._rounds.next_length if self._overlap else 0.0
             ended = await lane.average(own, meeting, meanwhile, on_paired)
             exchanged.set()
             trial = partial(self._try, line, sent)
-            apply_s = await self._apply(lane, ended, meeting, train_s, trial)
+            async with self._at_rest:
+                await self._validation.wait_idle()
+                apply_s = await lane.apply(ended, meeting, train_s, trial)
             if own_length is not None and closed is not None:
                 own_length.exchanged(ended, apply_s, closed)
             await line.send(Merge(sent.fragment, sent.cycle, ONE_CHUNK, ()))
@@ -246,47 +247,26 @@ class PairRounds:
             if not self.averages_under_way:
                 self._idle.set()
 
-    async def _contribution(
+    def _own_vector(
         self, line: TrainerLine, sent: FragmentSent, closed: RoundClosed | None
     ) -> OwnVector:
-        lane = self._averaging.lanes[sent.fragment]
-        return await lane.contribution(
-            line.trainer.codes(sent.fragment),
-            sent.digest,
-            round=closed.round if closed else lane.outer.round + 1,
-            step=int(self._rounds.step if closed else sent.step),
-            steps=sent.steps,
-            tokens=sent.tokens,
-        )
-
-    async def _apply(
-        self,
-        lane: PairLane,
-        ended: AverageEnded,
-        meeting: Meeting | None,
-        train_s: float,
-        trial: Trial,
-    ) -> float:
-        """Take the outer step while nothing is validated; returns how long that took."""
-        async with self._at_rest:
-            await self._validation.wait_idle()
-            started_s = trio.current_time()
-            await lane.apply(ended, meeting, train_s, trial)
-        return trio.current_time() - started_s
+        lane, codes = self._averaging.lanes[sent.fragment], line.trainer.codes(sent.fragment)
+        round_ = closed.round if closed else lane.outer.round + 1
+        step, is_final = self._rounds.step if closed else sent.step, self._facts.training_averaged
+        told = sent.steps, sent.tokens, sent.digest
+        return OwnVector(round_, int(step), is_final, *told, codes)
 
     async def _try(self, line: TrainerLine, sent: FragmentSent, own: OwnVector) -> float | None:
         """Ask the trainer what a merge would gain, if it is worth the time."""
-        blocks = self._trial_blocks(own.steps) if self._measures else 0
+        if not self._measures:
+            return None
+        batch_size, lanes = self._spec.training.batch_size, len(self._averaging.lanes)
+        blocks = trial_blocks(own.steps, batch_size, self._spec.model.context_length, lanes)
         if not blocks:
             return None
         self._trials[sent.fragment], gain = trio.open_memory_channel[float | None](1)
         await line.send(Try(sent.fragment, sent.cycle, blocks))
         return await gain.receive()
-
-    def _trial_blocks(self, steps: int) -> int:
-        training, model = self._spec.training, self._spec.model
-        lanes = len(self._averaging.lanes)
-        return trial_blocks(steps, training.batch_size, model.context_length, lanes)
 
     def _tried(self, fragment: int, gain: float | None) -> None:
         if (trial := self._trials.pop(fragment, None)) is not None:

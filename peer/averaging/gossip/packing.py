@@ -145,10 +145,6 @@ class Reading:
         packer.facts.whole += bad is None
         return self._wanted
 
-    def end(self) -> None:
-        self._own = self._came = memoryview(b"")
-        self._asking = self._answering = self._wanted = None
-
     def room_for_question(self, num_bytes: int) -> memoryview:
         """Where the map goes of blocks that they could not read. Raises RemoteProtocolError."""
         if not self.packs:

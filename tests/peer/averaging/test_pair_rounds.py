@@ -42,8 +42,8 @@ class Steps:
         self._fragment = fragment
         self._log = log
 
-    async def contribution(self, codes: Any, digest: str, **fields: Any) -> Any:
-        return SimpleNamespace(**fields)
+    async def contribution(self, own: Any) -> Any:
+        return own
 
     async def average(
         self, own: Any, meeting: Meeting | None, meanwhile: float, on_paired: Any
@@ -54,10 +54,11 @@ class Steps:
 
     async def apply(
         self, settled: Any, meeting: Meeting | None, train_s: float, trial: Trial
-    ) -> None:
+    ) -> float:
         self._log.append((trio.current_time(), "step", self._fragment))
         await trio.sleep(STEP_S)
         self.gain = await trial(settled)
+        return STEP_S
 
 
 class World:

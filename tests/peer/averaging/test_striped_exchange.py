@@ -255,7 +255,7 @@ async def test_stripes_beyond_the_bound_or_of_no_exchange_are_refused_alone(auto
         late = await r.join()
         with pytest.raises(Refused) as info:
             await late.receive(Piece)
-        assert info.value.reason is RefusalReason.TOO_MANY
+        assert info.value.reason is RefusalReason.UNAVAILABLE
     assert averaged_with(peer, 1)
 
 

@@ -33,8 +33,8 @@ ROUNDS, INNER_STEPS, STEP_S = 3, 6, 1.3
 VECTORS = SwarmOptions(padded_parameters=68 * 1024, link=LinkModel(0.02, bandwidth_bytes_per_s=2e6))
 """A vector is several segments long: it can be cut off in the middle."""
 MACHINE = Machine(SimulatedSpeed(step_s=STEP_S))
-LONGEST_SKIP_S = 8.0
-"""To notice that a partner is gone, and to ask in vain how it ended."""
+LONGEST_SKIP_S = 3.0
+"""To notice that a partner is gone."""
 
 
 async def harmed_swarm(
@@ -129,7 +129,7 @@ def test_a_partner_killed_at_any_operation_costs_the_others_one_skip(
 
 @pytest.mark.slow
 @WORLDS
-def test_a_stream_cut_at_any_operation_leaves_both_sides_averaged_or_neither(
+def test_a_stream_cut_at_any_operation_leaves_both_sides_averaged_unless_one_is_unsettled(
     seed, every, pieces_, tmp_path, monkeypatch
 ):
     if pieces_:
@@ -147,9 +147,8 @@ def test_a_stream_cut_at_any_operation_leaves_both_sides_averaged_or_neither(
             assert_ended_well(peer)
             broken = [reason for reason in skips(peer) if reason != "no_partner"]
             assert len(broken) <= 1, (at, outcomes(peer))
-            assert "unsettled" not in broken, at  # nobody is gone: whoever asks is told
             kinds |= set(broken)
-    assert kinds == {"partner_lost"}
+    assert {"partner_lost"} <= kinds <= {"partner_lost", "unsettled"}
 
 
 @pytest.mark.slow
