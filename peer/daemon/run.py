@@ -1,4 +1,4 @@
-"""A daemon of real parts: p2pd, hivemind's table, torch, the home, signals.
+"""A daemon of real parts: p2pd, torch, the home, signals.
 
 Here they are opened and closed; parts.py puts them together, and peer.py runs them.
 """
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import trio
 
 from peer.facts import Facts
-from peer.network.directory import HivemindDirectory, open_hivemind_directory
+from peer.network.directory import SharedTable, open_directory
 from peer.network.identity import Identity, load, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.network.pacing import BandwidthLimits, Pacing
@@ -110,15 +110,13 @@ class _Daemon:
     async def run(self, spec: RunSpec | None) -> None:
         identity = load_or_create(self.home.identity_path)
         incarnation = self.home.next_incarnation()
-        async with (
-            open_libp2p_network(
-                self.home.identity_path,
-                listen=[self._listen().multiaddr()],
-                announce=self.config.announce,
-                runtime_dir=self.home.sockets,
-            ) as network,
-            open_hivemind_directory(network) as directory,
-        ):
+        async with open_libp2p_network(
+            self.home.identity_path,
+            listen=[self._listen().multiaddr()],
+            announce=self.config.announce,
+            runtime_dir=self.home.sockets,
+        ) as network:
+            directory = await open_directory(network)
             ports = [each[1] for each in map(host_and_port, network.listening) if each is not None]
             if ports:
                 self.home.keep_port("listen", ports[0])
@@ -232,7 +230,7 @@ class _Daemon:
     def _parts(
         self,
         network: Libp2pNetwork,
-        directory: HivemindDirectory,
+        directory: SharedTable,
         incarnation: int,
         keys: Keys,
     ) -> PeerParts:
@@ -417,7 +415,7 @@ async def _watch_network(network: Libp2pNetwork, services: DaemonServices) -> No
         services.events.emit(EventName.NETWORK_RESTARTED, reason=why, restarts=count)
 
 
-async def _watch_directory(directory: HivemindDirectory, services: DaemonServices) -> None:
+async def _watch_directory(directory: SharedTable, services: DaemonServices) -> None:
     """Count and report its restarts; it heals by itself."""
     while True:
         count = directory.restarts

@@ -41,11 +41,11 @@ from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import StreamLost
 from protocol.limits import DIAL_TIMEOUT_S
+from protocol.membership.node_table import SEARCH_S
 from protocol.membership.record_table import RecordTable
 from protocol.membership.records import place_of
 
 from .handlers import BaseNetwork, PeerStream
-from .table_messages import CALL_TIMEOUT_S
 
 # --- one direction between two simulated peers: when a segment leaves and arrives -----------------
 
@@ -587,5 +587,5 @@ class SimulatedDirectory:
                 self._world.connect(self._peer_id, peer_id)
 
     async def _reach_table(self) -> bool:
-        await trio.sleep(self._world.draw_latency_s() if self.online else CALL_TIMEOUT_S)
+        await trio.sleep(self._world.draw_latency_s() if self.online else SEARCH_S)
         return self.online
