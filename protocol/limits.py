@@ -89,8 +89,6 @@ HEARSAY: Final = Shares(1024, per_peer=64, per_prefix=1024)
 """Peers known by name alone, and those that one peer has named."""
 HEARSAY_DIALS: Final = Shares(16, per_peer=8, per_prefix=16)
 MAX_HEARSAY_TRIES: Final = 3
-ALIVE_WITNESSES: Final = 2
-"""Peers that must have seen another life of an identity before it keeps out a newcomer."""
 MAX_ADDRESSES_PER_PEER: Final = 16
 MAX_PEERS_PER_EXCHANGE: Final = 64
 MAX_MEMBERS: Final = 4096
