@@ -96,10 +96,9 @@ async def _use(directory: SharedTable, liar: Sequence[str]) -> None:
 
 
 async def _store(directory: SharedTable) -> tuple[bytes, bytes]:
-    """Store the writer's record; the reader's directory takes it for another's, and does not."""
-    expires_s = directory.swarm_time_s() + LIFETIME_S
-    key, value = _record(WRITER, expires_s)
-    await directory.store(key, WRITER.peer_id, value, expires_s)
+    """Store the writer's record; whoever is asked by the reader takes it for another's."""
+    key, value = _record(WRITER, directory.swarm_time_s() + LIFETIME_S)
+    await directory.store(key, value)
     return key, value
 
 

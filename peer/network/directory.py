@@ -75,18 +75,15 @@ class SharedTable:
     def correct_clock(self, offset_s: float) -> None:
         self._offset_s = offset_s
 
-    async def store(self, key: bytes, subkey: str, value: bytes, expires_s: float) -> None:
-        """Store a record of our own: no node would take another's from us."""
-        place, own_id = place_of(key), self._network.peer_id
-        if subkey != own_id:
-            return
-        self._records.keep(self.swarm_time_s(), place, own_id, value, "")
+    async def store(self, key: bytes, value: bytes) -> None:
+        place = place_of(key)
+        self._records.keep(self.swarm_time_s(), place, self._network.peer_id, value, "")
         keepers = await self._search(place, {})
         async with trio.open_nursery() as nursery:
             for peer_id in keepers:
                 nursery.start_soon(self._ask, peer_id, KeepRecord(place, value), RecordKept)
 
-    async def get(self, key: bytes) -> Mapping[str, bytes]:
+    async def get(self, key: bytes) -> Mapping[PeerId, bytes]:
         place = place_of(key)
         found = self._records.at(self.swarm_time_s(), place)
         await self._search(place, found)

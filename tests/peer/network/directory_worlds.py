@@ -33,7 +33,7 @@ class Peer:
     async def announce(self, key, lifetime_s=60.0, incarnation=1):
         expires_s = self.directory.swarm_time_s() + lifetime_s
         value = self.value(key, expires_s, incarnation)
-        await self.directory.store(key, self.peer_id, value, expires_s)
+        await self.directory.store(key, value)
         return value
 
 

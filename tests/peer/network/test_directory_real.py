@@ -252,7 +252,7 @@ async def finds_again(peer, others, values):
     One question that a busy machine answers late lets a node rest, and a search without it.
     """
     for other in others:
-        await other.directory.store(KEY, other.peer_id, values[other.peer_id], 2e9)
+        await other.directory.store(KEY, values[other.peer_id])
     return await peer.directory.get(KEY) == values
 
 
