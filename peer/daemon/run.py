@@ -122,8 +122,7 @@ class _Daemon:
                 self.home.keep_port("listen", ports[0])
             parts = self._parts(network, directory, incarnation, self._keys(identity, spec))
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_watch_network, network, parts)
-                nursery.start_soon(_watch_directory, directory, parts)
+                nursery.start_soon(_watch_restarts, directory, parts)
                 announced_by = self.config.origins["announce"]
                 parts.facts.reach.given = dict.fromkeys(self.config.announce, announced_by)
                 peer = Peer(self._settings(parts, founds=spec is not None), parts)
@@ -406,23 +405,17 @@ def tracking_of(parts: PeerParts, sink: str, folder: Path, stop: trio.Event) -> 
     )
 
 
-async def _watch_network(network: Libp2pNetwork, services: DaemonServices) -> None:
-    generation = network.generation
+async def _watch_restarts(directory: SharedTable, services: DaemonServices) -> None:
+    """Report restarts of p2pd and of the directory, which heal by themselves."""
+    facts, emit, seen = services.facts, services.events.emit, 0
     while True:
-        generation = await network.wait_restarted(generation)
-        of = network.statistics()
-        why, count = of.last_failure, of.restarts
-        services.events.emit(EventName.NETWORK_RESTARTED, reason=why, restarts=count)
-
-
-async def _watch_directory(directory: SharedTable, services: DaemonServices) -> None:
-    """Count and report its restarts; it heals by itself."""
-    while True:
-        count = directory.restarts
-        if count > services.facts.directory_restarts:
-            why = directory.last_failure
-            services.events.emit(EventName.DIRECTORY_RESTARTED, reason=why, restarts=count)
-        services.facts.directory_restarts = count
+        p2pd = services.network.statistics()
+        if p2pd.restarts > seen:
+            why, seen = p2pd.last_failure, p2pd.restarts
+            emit(EventName.NETWORK_RESTARTED, reason=why, restarts=seen)
+        if directory.restarts > facts.directory_restarts:
+            why, facts.directory_restarts = directory.last_failure, directory.restarts
+            emit(EventName.DIRECTORY_RESTARTED, reason=why, restarts=directory.restarts)
         await trio.sleep(LOOK_S)
 
 
