@@ -20,7 +20,8 @@ Rules:
 - An address that cannot be read is dropped here, so that nobody who dials, relays or asks by an
   address of a member meets one.
 - MAX_MEMBERS bound the roster. When it is full, a newcomer takes the place of the peer that is
-  not alive and was heard longest ago; when all are alive, it is not taken in.
+  not alive and was heard longest ago; when all are alive, it is not taken in. (To look for that
+  peer takes long, so 1 in ROOM_SHARE of all places is made free at once.)
 
 Whose claims count. Anybody can say hello under any number of identities and claim any step, and
 claims decide how many steps a peer owes to a round, where it jumps, and whether it gives up its
@@ -49,6 +50,7 @@ from .records import PeerRecord
 
 TRAINING: Final = "training"
 NEVER: Final = -math.inf
+ROOM_SHARE: Final = 64
 STUCK_S: Final = 10.0
 STUCK_STEPS: Final = 8
 """Steps of its own that a peer may be silent about, where they are long."""
@@ -249,11 +251,11 @@ class Roster:
     def _make_room(self) -> bool:
         if self.has_room:
             return True
-        dead = (member for member in self._members.values() if not member.alive)
-        oldest = min(dead, key=lambda m: (m.last_heard_s, m.peer_id), default=None)
-        if oldest is not None:
-            self.forget(oldest.peer_id)
-        return oldest is not None
+        dead = [member for member in self._members.values() if not member.alive]
+        dead.sort(key=lambda member: (member.last_heard_s, member.peer_id))
+        for oldest in dead[: max(1, self._max_members // ROOM_SHARE)]:
+            del self._members[oldest.peer_id]
+        return bool(dead)
 
 
 def direct_if_any(members: tuple[Member, ...]) -> tuple[Member, ...]:
