@@ -50,7 +50,7 @@ class Identity:
 def load_or_create(path: Path, entropy: Callable[[int], bytes] = os.urandom) -> Identity:
     """Read the identity at `path`; make one, with mode 0600, where there is none.
 
-    Whoever calls this has locked the home, so nobody else makes one meanwhile.
+    The caller has locked the home, so nobody else makes one meanwhile.
 
     Raises:
         IdentityUnusable: the file cannot be read or written, is open to others, or is damaged.
