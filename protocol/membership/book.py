@@ -65,7 +65,7 @@ HIGHEST: Final = 32.0
 """No score is higher, so nobody is ignored for longer than twenty minutes after its last fault."""
 SLOWED_S: Final = 2.0
 MAX_SCORES: Final = 1024
-"""Of more the lowest is forgotten."""
+"""One more drives out the lowest."""
 
 
 class Fault(StrEnum):
