@@ -1,11 +1,11 @@
 """How much processor time does an average take, and of which process?
 
-Real peers of the demo's model on the loopback address (a daemon, its table, p2pd and a trainer
+Real peers of the demo's model on the loopback address (a daemon, p2pd and a trainer
 each, bench/real_peers.py) train for SECONDS_EACH, at each number of steps between averages in turn.
 What a process takes for an average is what it takes beyond what it takes where nobody averages:
 
     trainer             (its seconds - steps * seconds of a step without averages) / averages
-    daemon, table, p2pd (their seconds - wall time * their share of a processor without) / averages
+    daemon, p2pd (their seconds - wall time * their share of a processor without) / averages
 
 Seconds are the processor's, user and system, so other programs on the machine count only by what
 they take of caches and shared cores; the step of the same arm is printed beside, and shares are of
@@ -55,8 +55,8 @@ WARM_STEPS: Final = 4
 WARM_AVERAGES: Final = 40
 """From about there on loops are compiled (peer/codec/compiled.py)."""
 MOST_OF_ROUND: Final = 0.05
-ROLES: Final = ("trainer", "daemon", "table", "p2pd")
-_MODULES: Final = {TRAINER: "trainer", "peer.network.table": "table"}
+ROLES: Final = ("trainer", "daemon", "p2pd")
+_MODULES: Final = {TRAINER: "trainer"}
 
 
 @dataclass(frozen=True, slots=True)

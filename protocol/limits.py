@@ -89,8 +89,6 @@ HEARSAY: Final = Shares(1024, per_peer=64, per_prefix=1024)
 """Peers known by name alone, and those that one peer has named."""
 HEARSAY_DIALS: Final = Shares(16, per_peer=8, per_prefix=16)
 MAX_HEARSAY_TRIES: Final = 3
-ALIVE_WITNESSES: Final = 2
-"""Peers that must have seen another life of an identity before it keeps out a newcomer."""
 MAX_ADDRESSES_PER_PEER: Final = 16
 MAX_PEERS_PER_EXCHANGE: Final = 64
 MAX_MEMBERS: Final = 4096
@@ -101,11 +99,10 @@ CIRCUITS: Final = Shares(128, per_peer=16, per_prefix=64)
 """Places at a relay, and circuits that are opened through it."""
 STRANGERS_SHARE: Final = 1 / 16
 """The share of a relay's rate for circuits of peers that it does not know: enough for a hello."""
-DIAL_BACKS: Final = Shares(8, per_peer=1, per_prefix=2)
-"""Peers whose addresses we try at once."""
+DIAL_BACKS: Final = Shares(MAX_LINKS, per_peer=1, per_prefix=32)
+"""Peers whose addresses we try in DIAL_BACK_EVERY_S."""
 MAX_DIAL_BACK_ADDRESSES: Final = 4
 DIAL_BACK_EVERY_S: Final = 20.0
-"""The addresses of one peer are tried once in this time."""
 
 # --- admission ------------------------------------------------------------------------------------
 MAX_STATEMENT_BYTES: Final = 512

@@ -1,8 +1,8 @@
-"""A real directory under siege: p2pd, hivemind's table, and a peer that asks and answers wrongly.
+"""A real directory under siege: p2pd, the shared table, and a peer that asks and answers wrongly.
 
 Two honest peers keep records and look for each other's, while a hostile one puts drawn questions to
 both, and answers theirs with drawn answers. What ends a stream and was not expected is counted, and
-a table's process that ends is replaced: both are findings, as is a record that is found no more.
+a table that a bug has ended is begun anew: both are findings, as is a record that is found no more.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from peer.network.directory import HivemindDirectory, open_hivemind_directory
+from peer.network.directory import SharedTable, open_directory
 from peer.network.identity import Identity
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from protocol.membership.records import PeerRecord, encode_record, place_of, record_key
@@ -36,9 +36,8 @@ async def besieged_directory(folder: Path, examples: int, pool: int, seed: int) 
         _network(folder, READER) as reader,
         _network(folder, WRITER) as writer,
         _network(folder, LIAR) as liar,
-        open_hivemind_directory(reader) as reads,
-        open_hivemind_directory(writer) as writes,
     ):
+        reads, writes = await open_directory(reader), await open_directory(writer)
         honest = {peer.peer_id: peer.addresses for peer in (reader, writer)}
         for peer in (reader, writer):
             await peer.connect(LIAR.peer_id, liar.addresses)
@@ -88,7 +87,7 @@ def _world(expires_s: float) -> World:
     return World((), named)
 
 
-async def _use(directory: HivemindDirectory, liar: Sequence[str]) -> None:
+async def _use(directory: SharedTable, liar: Sequence[str]) -> None:
     """Ask others, the liar among them, again and again."""
     while True:
         await directory.add_peers(liar)
@@ -96,15 +95,14 @@ async def _use(directory: HivemindDirectory, liar: Sequence[str]) -> None:
         await directory.get(_record(WRITER, LIFETIME_S)[0])
 
 
-async def _store(directory: HivemindDirectory) -> tuple[bytes, bytes]:
-    """Store the writer's record; the reader's directory takes it for another's, and does not."""
-    expires_s = directory.swarm_time_s() + LIFETIME_S
-    key, value = _record(WRITER, expires_s)
-    await directory.store(key, WRITER.peer_id, value, expires_s)
+async def _store(directory: SharedTable) -> tuple[bytes, bytes]:
+    """Store the writer's record; whoever is asked by the reader takes it for another's."""
+    key, value = _record(WRITER, directory.swarm_time_s() + LIFETIME_S)
+    await directory.store(key, value)
     return key, value
 
 
-async def _finds(reads: HivemindDirectory, writes: HivemindDirectory) -> bool:
+async def _finds(reads: SharedTable, writes: SharedTable) -> bool:
     """Whether what one stores is found by the other, soon."""
     key, value = await _store(writes)
     with trio.move_on_after(FOUND_S):

@@ -92,20 +92,20 @@ class Admission:
         return spec.model_copy(update={"admission": admission})
 
     def founded(self, signed: SignedSpec, expert: int | None) -> None:
-        self.entered(signed, expert)
+        self.entered(signed)
+        if expert is not None:
+            self.trains(expert)
         if self._secret is not None:
             self.rule(Verdict.ADMIT, self._keys.own.peer_id)
 
-    def entered(self, signed: SignedSpec, expert: int | None = None) -> None:
-        """Know the run; of several models we train `expert`, where that is known yet."""
+    def entered(self, signed: SignedSpec) -> None:
+        """Know the run."""
         spec, founder = signed.spec(), signed.founder_public_key
         admission, mode = spec.admission, Mode(spec.admission.mode)
         register = Register(mode, signed.run_id, founder, admission.peers)
         self._register = register
         self._facts.expert_run = spec if spec.experts else None
         self._facts.spec = AmendedSpec(spec, signed.run_id, founder)
-        if expert is not None:
-            self.trains(expert)
         self._facts.run_id = signed.run_id
         self._secret_digest = admission.secret_digest
         if mode is Mode.OPEN:

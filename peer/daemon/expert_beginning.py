@@ -199,8 +199,6 @@ async def _seed_weights(context: StartContext) -> str | None:
             await services.work.run(own.fill, context.slow_P, np.zeros_like(context.momentum_P))
             return f"our checkpoint of {own.manifest}"
     view = View(services.roster, seed.digest)
-    if not view.alive(trio.current_time()):
-        return None
     given = await weights_of(context.sources, view, context.slow_P.size)
     if given is None:
         return None

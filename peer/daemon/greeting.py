@@ -9,29 +9,27 @@ against the other lives of its identity:
 
   1. A life that is linked with us and beats within DUPLICATE_PROBE_S after the hello is alive, and
      the newcomer is refused. A silent one gives way at once.
-  2. If none is linked with us, but our roster knows another life, our peers are asked (AskAlive),
-     and each looks by rule 1. ALIVE_WITNESSES of them have to say yes, or all, where there are
-     fewer: what one peer alone says keeps nobody out. No answer in time is a no.
-  3. A link of the same life stays as long as it beats: another hello of that life does not end it.
+  2. A link of the same life stays as long as it beats: another hello of that life does not end it.
+
+Each peer looks for itself, for what others say of a life would let them keep an identity out. Up to
+MAX_LINKS peers are all linked with each other, so whoever is alive is seen by each.
 
 A life is judged by what it sends, never by clocks or counters: the newcomer's incarnation may be
 the higher or the lower one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import trio
 
 from peer.runtime import PeerId
 from protocol.errors import LocoError
-from protocol.limits import ALIVE_WITNESSES, MAX_CLOCK_OFFSET_S
+from protocol.limits import MAX_CLOCK_OFFSET_S
 from protocol.membership.clock_offset import ClockOffsetEstimator
-from protocol.membership.view import Roster
 from protocol.outcomes import RefusalReason
 from protocol.run.ways import conversations_of
-from protocol.wire.messages import AliveReply, AskAlive, Hello, Refusal, printable_sentence
+from protocol.wire.messages import Hello, Refusal, printable_sentence
 from protocol.wire.versions import REQUIRED, SPOKEN, missing, version_sentence
 
 from .admission import Admission
@@ -144,89 +142,26 @@ DUPLICATE_PROBE_S: Final = 2.5 * BEAT_S
 LINKED: Final = Refusal(RefusalReason.TOO_MANY, "we are linked already, and our link lives")
 
 
-@dataclass(slots=True, eq=False)
-class _Question:
-    asked: frozenset[PeerId]
-    answers: dict[PeerId, bool] = field(default_factory=dict)
-    decided: trio.Event = field(default_factory=trio.Event)
-
-    @property
-    def alive(self) -> bool:
-        needed = min(ALIVE_WITNESSES, len(self.asked))
-        return needed > 0 and sum(self.answers.values()) >= needed
-
-    def decide(self) -> None:
-        if self.alive or len(self.answers) == len(self.asked):
-            self.decided.set()
+async def duplicate_refusal(
+    links: Mapping[PeerId, Sequence[Link]], peer_id: PeerId, incarnation: int
+) -> Refusal | None:
+    """Why a life that says hello gets no link; of live links by peer, looked at while they last."""
+    if await _sends(lambda: [e for e in links.get(peer_id, ()) if e.incarnation != incarnation]):
+        sentence = (
+            f"{peer_id} is alive elsewhere; one identity can run once. Use another --home here."
+        )
+        return Refusal(RefusalReason.DUPLICATE_IDENTITY, sentence)
+    if await _sends(lambda: [e for e in links.get(peer_id, ()) if e.incarnation == incarnation]):
+        return LINKED
+    return None
 
 
-@dataclass(eq=False)
-class Duplicates:
-    """Finds the other lives of an identity.
-
-    Args:
-        links: the live links by peer; looked at, never changed.
-        ask: sends a question to all linked peers but the one it is about; says to whom.
-    """
-
-    links: Mapping[PeerId, Sequence[Link]]
-    roster: Roster
-    ask: Callable[[AskAlive], frozenset[PeerId]]
-    _questions: dict[AskAlive, _Question] = field(default_factory=dict)
-
-    async def refusal_of(self, peer_id: PeerId, incarnation: int) -> Refusal | None:
-        newcomer = AskAlive(peer_id, incarnation)
-        if self._lives(newcomer, same=False):
-            alive = await self._sends(newcomer, same=False)
-        else:
-            known = self.roster.get(peer_id)  # from itself, or by a record that it signed
-            alive = (
-                known is not None
-                and known.incarnation not in (0, incarnation)
-                and await self._peers_say(newcomer)
-            )
-        if alive:
-            sentence = (
-                f"{peer_id} is alive elsewhere; one identity can run once. Use another --home here."
-            )
-            return Refusal(RefusalReason.DUPLICATE_IDENTITY, sentence)
-        return LINKED if await self._sends(newcomer, same=True) else None
-
-    async def answer(self, question: AskAlive) -> AliveReply:
-        alive = await self._sends(question, same=False)
-        return AliveReply(question.peer_id, question.incarnation, alive)
-
-    def answered(self, witness: PeerId, reply: AliveReply) -> None:
-        """Note an answer; one to nothing that the peer was asked is ignored."""
-        question = self._questions.get(AskAlive(reply.peer_id, reply.incarnation))
-        if question is not None and witness in question.asked:
-            question.answers.setdefault(witness, reply.alive)
-            question.decide()
-
-    def _lives(self, of: AskAlive, *, same: bool) -> list[Link]:
-        """Links of this very life, or those of all others of its identity."""
-        links = self.links.get(of.peer_id, ())
-        return [link for link in links if (link.incarnation == of.incarnation) == same]
-
-    async def _sends(self, of: AskAlive, *, same: bool) -> bool:
-        """Whether one of these lives sends anything from now on (rules 1 and 3)."""
-        asked_s = trio.current_time()
-        with trio.move_on_after(DUPLICATE_PROBE_S):
-            while lives := self._lives(of, same=same):
-                if max(life.last_heard_s for life in lives) > asked_s:
-                    return True
-                await trio.sleep(BEAT_S / 10)
-        return False
-
-    async def _peers_say(self, question: AskAlive) -> bool:
-        """Rule 2. Another who asks the same meanwhile waits for the same answers."""
-        asked = self._questions.get(question)
-        if asked is None:
-            asked = self._questions[question] = _Question(self.ask(question))
-            asked.decide()
-        try:
-            with trio.move_on_after(DUPLICATE_PROBE_S + BEAT_S):
-                await asked.decided.wait()
-        finally:
-            self._questions.pop(question, None)
-        return asked.alive
+async def _sends(lives: Callable[[], Sequence[Link]]) -> bool:
+    """Whether one of these sends anything from now on."""
+    asked_s = trio.current_time()
+    with trio.move_on_after(DUPLICATE_PROBE_S):
+        while there := lives():
+            if max(life.last_heard_s for life in there) > asked_s:
+                return True
+            await trio.sleep(BEAT_S / 10)
+    return False

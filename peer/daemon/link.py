@@ -25,8 +25,8 @@ from protocol.wire.messages import (
     Statements,
 )
 
-Outgoing = Beat | PeerList | Statements | AskAlive | AliveReply
-FromLink = Outgoing | Leaving
+Outgoing = Beat | PeerList | Statements
+FromLink = Outgoing | AskAlive | AliveReply | Leaving
 FROM_LINK: Final = (Beat, PeerList, Statements, AskAlive, AliveReply, Leaving)
 LINK_BURST: Final = 4 * LINK_MESSAGES_PER_S
 RTT_SHARE: Final = 0.2
@@ -40,7 +40,6 @@ class Link:
     Attributes:
         newest_sent_s: `sent_s` of their newest beat, to be echoed; it came at `newest_heard_s`.
         rtt_s: smoothed round-trip time; None before the first sample.
-        questions: theirs that we are looking into.
         named: peers that it told last to be alive.
         told_pair_averages: how many of ours in pairs it has been told of, or were before it.
         messages: read since the last look at their `allowance`.
@@ -55,7 +54,6 @@ class Link:
     newest_sent_s: float | None = None
     newest_heard_s: float = 0.0
     rtt_s: float | None = None
-    questions: int = 0
     named: frozenset[PeerId] = frozenset()
     told_pair_averages: int = 0
     opened_by_us: bool = False

@@ -49,8 +49,6 @@ from protocol.membership.book import Budget, Fault, PeerBook, prefix_of
 from protocol.membership.view import Member, Progress, Roster
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import (
-    AliveReply,
-    AskAlive,
     Beat,
     Hello,
     Leaving,
@@ -61,7 +59,7 @@ from protocol.wire.messages import (
 from protocol.wire.versions import HELLO
 
 from .admission import Reputation
-from .greeting import BEAT_S, NO_ROOM, Duplicates, Greeter
+from .greeting import BEAT_S, NO_ROOM, Greeter, duplicate_refusal
 from .link import FROM_LINK, FromLink, Link, Outgoing, beat_to
 from .services import DaemonServices
 
@@ -70,8 +68,6 @@ DIALS_NONE: Final = (PeerState.STARTING, PeerState.CONNECTING, PeerState.LEAVING
 PEER_LIST_EVERY_BEATS: Final = 10
 MAX_OUTBOX: Final = 32
 """Messages waiting to be sent on one link; one that falls behind further is closed."""
-MAX_QUESTIONS: Final = 4
-"""Questions of one link that are looked into at once; more go without an answer."""
 HANDOVER_S: Final = 2 * BEAT_S
 """For how long a peer may have two links to us."""
 
@@ -103,7 +99,6 @@ class Links:
         self._own_networks = frozenset(map(prefix_of, direct))
         self._sequence = 0
         self._nursery: trio.Nursery | None = None
-        self._duplicates = Duplicates(self._links, self._roster, self._ask_alive)
         self.serving = trio.Event()
         self._heard = services.heard
         self.tell = ParkingLot()
@@ -201,7 +196,7 @@ class Links:
 
     async def _take_in(self, talk: Conversation, theirs: Hello) -> None:
         peer_id, asked_s = talk.remote_peer_id, trio.current_time()
-        refusal = await self._duplicates.refusal_of(peer_id, theirs.incarnation)
+        refusal = await duplicate_refusal(self._links, peer_id, theirs.incarnation)
         if refusal is not None:
             await talk.send(refusal, stall_s=ANSWER_S)
             return
@@ -210,12 +205,6 @@ class Links:
                 link.scope.cancel()
         await talk.send(self._greeter.hello(), stall_s=ANSWER_S)
         await self._live(talk, theirs)
-
-    def _ask_alive(self, question: AskAlive) -> frozenset[PeerId]:
-        asked = [link for link in self._all() if link.peer_id != question.peer_id]
-        for link in asked:
-            self._post(link, question)
-        return frozenset(link.peer_id for link in asked)
 
     # --- the life of a link -----------------------------------------------------------------------
     async def _own(self, talk: Conversation, theirs: Hello) -> None:
@@ -234,7 +223,7 @@ class Links:
                     nursery.start_soon(self._hand_over, link)
                     send.send_nowait(self._beat_for(link))
                     send.send_nowait(self._peer_list())
-                    await self._receive_all(link, nursery)
+                    await self._receive_all(link)
         except* LocoError as group:
             if group.subgroup(RemoteProtocolError) is not None:
                 self._reputation.blame(link.peer_id, Fault.BROKEN_RULE)
@@ -309,7 +298,7 @@ class Links:
         async for message in outbox:
             await link.talk.send(message, stall_s=SILENCE_S)
 
-    async def _receive_all(self, link: Link, nursery: trio.Nursery) -> None:
+    async def _receive_all(self, link: Link) -> None:
         while True:
             await link.wait_turn()
             message = await self._next_message(link)
@@ -335,11 +324,6 @@ class Links:
                     link.messages += len(message.statements)
                     if new := self._admission.heard(message):
                         self.tell_statements(new, but=link)
-                case AskAlive():
-                    if link.questions < MAX_QUESTIONS:
-                        nursery.start_soon(self._answer_alive, link, message)
-                case AliveReply():
-                    self._duplicates.answered(link.peer_id, message)
                 case Leaving():
                     self._roster.gone(link.peer_id, link.incarnation)
                     self._book.dials.put_off(link.peer_id, now_s, long=True)
@@ -359,13 +343,6 @@ class Links:
     def _has_sent_bytes(self, link: Link, since_s: float) -> bool:
         newest = self._links[link.peer_id][-1]
         return link is newest and self._pacing.last_byte_s(link.peer_id) > since_s
-
-    async def _answer_alive(self, link: Link, question: AskAlive) -> None:
-        link.questions += 1
-        try:
-            self._post(link, await self._duplicates.answer(question))
-        finally:
-            link.questions -= 1
 
     # --- beats and redials ------------------------------------------------------------------------
     def _beat(self) -> None:

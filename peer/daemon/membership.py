@@ -66,7 +66,7 @@ class Membership:
         addresses = tuple(network.addresses)
         own = PeerRecord(network.peer_id, services.facts.incarnation, addresses, expires_s)
         key = record_key(self._name, own.peer_id)
-        await directory.store(key, own.peer_id, encode_record(own, key, services.sign), expires_s)
+        await directory.store(key, encode_record(own, key, services.sign))
 
     async def _refresh(self) -> None:
         directory, own_id = self._services.directory, self._services.network.peer_id

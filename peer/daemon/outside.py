@@ -27,8 +27,8 @@ from peer.observe.event_names import EventName
 from peer.runtime import Address, Network, PeerId, Stream
 from protocol.address.multiaddr import is_relayed, split_peer_id
 from protocol.errors import LocoError
-from protocol.limits import ANSWER_S, DIAL_BACK_EVERY_S, DIAL_BACKS, LINK_PLACES, MAX_LINKS
-from protocol.membership.book import BackOff, Budget, prefix_of
+from protocol.limits import ANSWER_S, DIAL_BACK_EVERY_S, DIAL_BACKS
+from protocol.membership.book import BackOff, Budget
 from protocol.membership.dial_back import (
     DialBacks,
     Reach,
@@ -105,6 +105,8 @@ async def ask_seen(
 
 
 class Reaching:
+    _nursery: trio.Nursery
+
     def __init__(self, services: DaemonServices, reserve: Reserve) -> None:
         self._network = services.network
         self._roster = services.roster
@@ -118,15 +120,15 @@ class Reaching:
         self._told: dict[PeerId, tuple[int, tuple[Address, ...]]] = {}
         self._relays: dict[PeerId, tuple[float, Address]] = {}
         self._patience = BackOff(RELAY_PAUSE_S, RELAY_PAUSE_S)
-        self._tried: dict[PeerId, tuple[float, str | None]] = {}
         self._trying = Budget(DIAL_BACKS)
         self._ask_at_s = 0.0
 
     async def run(self) -> None:
-        await self._network.serve(REACH, self._serve)
-        while True:
-            await self._update()
-            await trio.sleep(LOOK_EVERY_S)
+        async with trio.open_nursery() as self._nursery:
+            await self._network.serve(REACH, self._serve)
+            while True:
+                await self._update()
+                await trio.sleep(LOOK_EVERY_S)
 
     async def _update(self) -> None:
         now_s = trio.current_time()
@@ -145,27 +147,19 @@ class Reaching:
         if self._roster.living(peer_id, now_s) is not None:  # one that has left may ask, too
             self._roster.heard(now_s, peer_id, asked.incarnation, addresses=asked.addresses)
         tried = [address for address in asked.tried if may_try(address, observed)]
-        if not self._may_try_again(peer_id, observed, now_s, tried):
+        if tried and self._trying.has_room(peer_id, observed):
+            self._trying.take(peer_id, observed)
+            self._nursery.start_soon(self._give_back, peer_id, observed)
+        else:
             tried = []
-        reached = await self._reached(peer_id, observed, tried)
+        reached = await self._reached(peer_id, tried)
         await talk.send(Seen(observed or "/unknown", tuple(tried), tuple(reached)))
 
-    def _may_try_again(
-        self, peer_id: PeerId, observed: Address, now_s: float, tried: Sequence[Address]
-    ) -> bool:
-        since_s, network = now_s - DIAL_BACK_EVERY_S, prefix_of(observed)
-        recent = {peer: last for peer, last in self._tried.items() if last[0] > since_s}
-        beside = sum(network is not None and last[1] == network for last in recent.values())
-        full = len(recent) >= MAX_LINKS or beside >= LINK_PLACES.per_prefix
-        self._tried = recent
-        if not tried or full or peer_id in recent or not self._trying.has_room(peer_id, observed):
-            return False
-        recent[peer_id] = now_s, network
-        return True
+    async def _give_back(self, peer_id: PeerId, observed: Address) -> None:
+        await trio.sleep(DIAL_BACK_EVERY_S)
+        self._trying.give_back(peer_id, observed)
 
-    async def _reached(
-        self, peer_id: PeerId, observed: Address, tried: Sequence[Address]
-    ) -> list[Address]:
+    async def _reached(self, peer_id: PeerId, tried: Sequence[Address]) -> list[Address]:
         """Try these addresses concurrently: one that hangs delays no other."""
         reached = set()
 
@@ -174,7 +168,7 @@ class Reaching:
                 if await self._network.probe(address) == peer_id:
                     reached.add(address)
 
-        with self._trying.held(peer_id, observed), trio.move_on_after(TRY_S):
+        with trio.move_on_after(TRY_S):
             async with trio.open_nursery() as nursery:
                 for address in tried:
                     nursery.start_soon(probe, address)

@@ -134,7 +134,7 @@ class Peer:
                 nursery.start_soon(self._keep_acquaintances)
                 if supplies.domains is not None:
                     nursery.start_soon(supplies.domains.run, self.parts, self.parts.sources)
-                self.training = Training.enter(self.settings, self.parts, signed, supplies)
+                self.training = Training(self.settings, self.parts, signed, supplies)
                 await self.training.run()
                 nursery.cancel_scope.cancel()
         except* JoinAgain:
@@ -179,43 +179,24 @@ class Peer:
 
 
 class Training:
-    """A peer's work in its group, from its first state on."""
+    """A peer's work in its group, from its first state on; its home is bound to the run.
 
-    @classmethod
-    def enter(
-        cls, settings: PeerSettings, parts: PeerParts, signed: SignedSpec, supplies: Supplies
-    ) -> "Training":
-        """Bind the home to the run, and enter our group. Raises HomeError: it is another run's."""
-        settings.bind_run(signed)
-        spec, facts = parts.admission.amended.founding, parts.facts
-        facts.inner_steps_per_round = spec.sync.round_steps
-        facts.tokens_per_step = spec.tokens_per_step
-        group, shape = Group(signed.run_id, supplies.part), supplies.shape
-        view = View(parts.roster, group.digest)
-        facts.held = held = HeldPart(group, shape, spec.sync.codec, view)
-        parts.events.emit(
-            EventName.GROUP_ENTERED,
-            group=group.digest,
-            part=group.part,
-            padded_parameters=shape.padded_parameters,
-        )
-        return cls(settings, parts, signed, supplies, held)
+    Raises HomeError: the home is another run's.
+    """
 
     def __init__(
-        self,
-        settings: PeerSettings,
-        parts: PeerParts,
-        signed: SignedSpec,
-        supplies: Supplies,
-        held: HeldPart,
+        self, settings: PeerSettings, parts: PeerParts, signed: SignedSpec, supplies: Supplies
     ) -> None:
+        settings.bind_run(signed)
         self._settings = settings
         self._parts = parts
         self._supplies = supplies
-        self._held = held
         self._amended = parts.admission.amended
         spec = self._spec = self._amended.founding
         facts = self._facts = parts.facts
+        facts.inner_steps_per_round = spec.sync.round_steps
+        facts.tokens_per_step = spec.tokens_per_step
+        held = self._held = facts.held = self._entered(signed.run_id)
         self._stage = stage_of_part(held.group.part)
         self._experts = expert_watch(parts, settings.expert)
         self._stage_peers = StagePeers(parts.roster, held.group.run_id, spec.pipeline.stages)
@@ -238,6 +219,17 @@ class Training:
         self.domains: MeasuredDomains | None = None
         self.rounds: RoundLoop | None = None
         self.score: Score | None = None
+
+    def _entered(self, run_id: str) -> HeldPart:
+        group, shape = Group(run_id, self._supplies.part), self._supplies.shape
+        self._parts.events.emit(
+            EventName.GROUP_ENTERED,
+            group=group.digest,
+            part=group.part,
+            padded_parameters=shape.padded_parameters,
+        )
+        view = View(self._parts.roster, group.digest)
+        return HeldPart(group, shape, self._spec.sync.codec, view)
 
     async def run(self) -> None:
         """Get a state, then run rounds until the run is over; goes on serving until cancelled."""

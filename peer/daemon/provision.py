@@ -136,8 +136,6 @@ class Rebuilt:
         """A neighbour's weights; None where nobody holds it, or gives it in time."""
         group = Group(context.held.group.run_id, part_of_stage(stage)).digest
         view = View(context.services.roster, group)
-        if not view.alive(trio.current_time()):
-            return None
         context.services.facts.now_doing(f"rebuilding stage {self.stage}: fetching stage {stage}")
         return await weights_of(context.sources, view, self.layouts[stage].padded_parameters)
 

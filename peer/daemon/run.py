@@ -1,4 +1,4 @@
-"""A daemon of real parts: p2pd, hivemind's table, torch, the home, signals.
+"""A daemon of real parts: p2pd, torch, the home, signals.
 
 Here they are opened and closed; parts.py puts them together, and peer.py runs them.
 """
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import trio
 
 from peer.facts import Facts
-from peer.network.directory import HivemindDirectory, open_hivemind_directory
+from peer.network.directory import SharedTable, open_directory
 from peer.network.identity import Identity, load, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.network.pacing import BandwidthLimits, Pacing
@@ -110,22 +110,19 @@ class _Daemon:
     async def run(self, spec: RunSpec | None) -> None:
         identity = load_or_create(self.home.identity_path)
         incarnation = self.home.next_incarnation()
-        async with (
-            open_libp2p_network(
-                self.home.identity_path,
-                listen=[self._listen().multiaddr()],
-                announce=self.config.announce,
-                runtime_dir=self.home.sockets,
-            ) as network,
-            open_hivemind_directory(network) as directory,
-        ):
+        async with open_libp2p_network(
+            self.home.identity_path,
+            listen=[self._listen().multiaddr()],
+            announce=self.config.announce,
+            runtime_dir=self.home.sockets,
+        ) as network:
+            directory = await open_directory(network)
             ports = [each[1] for each in map(host_and_port, network.listening) if each is not None]
             if ports:
                 self.home.keep_port("listen", ports[0])
             parts = self._parts(network, directory, incarnation, self._keys(identity, spec))
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_watch_network, network, parts)
-                nursery.start_soon(_watch_directory, directory, parts)
+                nursery.start_soon(_watch_restarts, directory, parts)
                 announced_by = self.config.origins["announce"]
                 parts.facts.reach.given = dict.fromkeys(self.config.announce, announced_by)
                 peer = Peer(self._settings(parts, founds=spec is not None), parts)
@@ -232,7 +229,7 @@ class _Daemon:
     def _parts(
         self,
         network: Libp2pNetwork,
-        directory: HivemindDirectory,
+        directory: SharedTable,
         incarnation: int,
         keys: Keys,
     ) -> PeerParts:
@@ -408,23 +405,17 @@ def tracking_of(parts: PeerParts, sink: str, folder: Path, stop: trio.Event) -> 
     )
 
 
-async def _watch_network(network: Libp2pNetwork, services: DaemonServices) -> None:
-    generation = network.generation
+async def _watch_restarts(directory: SharedTable, services: DaemonServices) -> None:
+    """Report restarts of p2pd and of the directory, which heal by themselves."""
+    facts, emit, seen = services.facts, services.events.emit, 0
     while True:
-        generation = await network.wait_restarted(generation)
-        of = network.statistics()
-        why, count = of.last_failure, of.restarts
-        services.events.emit(EventName.NETWORK_RESTARTED, reason=why, restarts=count)
-
-
-async def _watch_directory(directory: HivemindDirectory, services: DaemonServices) -> None:
-    """Count and report its restarts; it heals by itself."""
-    while True:
-        count = directory.restarts
-        if count > services.facts.directory_restarts:
-            why = directory.last_failure
-            services.events.emit(EventName.DIRECTORY_RESTARTED, reason=why, restarts=count)
-        services.facts.directory_restarts = count
+        p2pd = services.network.statistics()
+        if p2pd.restarts > seen:
+            why, seen = p2pd.last_failure, p2pd.restarts
+            emit(EventName.NETWORK_RESTARTED, reason=why, restarts=seen)
+        if directory.restarts > facts.directory_restarts:
+            why, facts.directory_restarts = directory.last_failure, directory.restarts
+            emit(EventName.DIRECTORY_RESTARTED, reason=why, restarts=directory.restarts)
         await trio.sleep(LOOK_S)
 
 

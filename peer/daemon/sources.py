@@ -190,11 +190,13 @@ async def weights_from(client: ContentClient, group: str, padded_parameters: int
 
 
 async def weights_of(sources: Sources, view: View, padded_parameters: int) -> Weights | None:
-    """Fetch the weights of another group; None where nobody gave them in time.
+    """Fetch the weights of another group; None where nobody holds them, or gives them in time.
 
     Raises:
         Refused, InvalidRunSpec: as `Sources.fetch`.
     """
+    if not view.alive(trio.current_time()):
+        return None
     with trio.move_on_after(FETCH_WEIGHTS_S):
         return await sources.fetch(lambda f: weights_from(f, view.group, padded_parameters), view)
     return None

@@ -50,6 +50,8 @@ class Identity:
 def load_or_create(path: Path, entropy: Callable[[int], bytes] = os.urandom) -> Identity:
     """Read the identity at `path`; make one, with mode 0600, where there is none.
 
+    The caller has locked the home, so nobody else makes one meanwhile.
+
     Raises:
         IdentityUnusable: the file cannot be read or written, is open to others, or is damaged.
     """
@@ -103,16 +105,9 @@ def _parse(path: Path, data: bytes) -> Identity:
 
 def _create(path: Path, entropy: Callable[[int], bytes]) -> Identity:
     identity = Identity(entropy(SEED_BYTES))
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(partial, identity.to_file_bytes(), PRIVATE_FILE)
-        try:
-            os.link(partial, path)  # unlike rename, never replaces a key that appeared meanwhile
-        finally:
-            partial.unlink()
-    except FileExistsError:
-        return load(path)
+        replace_file(path, identity.to_file_bytes(), PRIVATE_FILE)
     except OSError as error:
         raise IdentityUnusable(
             f"cannot write the identity file {path} ({error.strerror}): "

@@ -180,10 +180,9 @@ class AddressBook:
 # --- libp2p ---------------------------------------------------------------------------------------
 
 RESTARTS: Final = Pauses(0.1, 30.0)
-HEALTH_CHECK_S: Final = 20.0
-"""How often p2pd is asked who it is: finds a hung one, and addresses that it learned since."""
 LOOK_EVERY_S: Final = 2.0
-"""How often its memory and its connections are looked at."""
+"""How often p2pd's memory and connections are looked at, and our own addresses; one that hangs does
+not answer then."""
 MAX_CONTROL_REQUESTS: Final = 64
 
 
@@ -339,7 +338,6 @@ class Libp2pNetwork(BaseNetwork):
             ):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(process.keep_reading)
-                    nursery.start_soon(self._check_health, client)
                     nursery.start_soon(self._look_after, process, client)
                     await self._come_up(process, client)
                     if task_status is not None:
@@ -354,7 +352,8 @@ class Libp2pNetwork(BaseNetwork):
         return failure
 
     async def _come_up(self, process: P2pdProcess, client: P2pdClient) -> None:
-        await self._read_identity(client)
+        self.peer_id = peer_id_from_bytes((await client.identify()).peer)
+        self._note_addresses()
         for protocol in list(self._handlers):
             await client.set_handler(self._listener, protocol)
         self._client = client
@@ -371,16 +370,12 @@ class Libp2pNetwork(BaseNetwork):
             stream.lose(reason)
         self._changed.unpark_all()
 
-    async def _check_health(self, client: P2pdClient) -> None:
-        while True:
-            await trio.sleep(HEALTH_CHECK_S)
-            await self._read_identity(client)
-
     async def _look_after(self, process: P2pdProcess, client: P2pdClient) -> None:
         """Keep to bounds what others make it hold. Raises P2pdFailed: it has grown too large."""
         idle: Collection[bytes] = ()
         while True:
             await trio.sleep(LOOK_EVERY_S)
+            self._note_addresses()
             if process.memory_bytes > MAX_MEMORY_BYTES:
                 raise P2pdFailed(f"p2pd took more than {size_text(MAX_MEMORY_BYTES)} of memory")
             listed = await client.list_peers()
@@ -391,10 +386,6 @@ class Libp2pNetwork(BaseNetwork):
                 with suppress(P2pdRefused):  # it has gone
                     await client.disconnect(peer)
             idle = idle_peers(connections, used).keys()
-
-    async def _read_identity(self, client: P2pdClient) -> None:
-        self.peer_id = peer_id_from_bytes((await client.identify()).peer)
-        self._note_addresses()
 
     def _note_addresses(self) -> None:
         """Note our addresses of now; the last one is that which works on this machine."""

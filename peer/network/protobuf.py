@@ -1,8 +1,7 @@
 """Protobuf, as far as p2pd's control socket and libp2p's relays need it: varints and bytes.
 
 hivemind's generated module would register itself in the process-wide protobuf pool, and cannot be
-had without importing hivemind, which is the directory's affair alone. A test compares both
-encodings.
+had without importing hivemind, which takes long. A test compares both encodings.
 """
 
 from collections.abc import Mapping, Sequence

@@ -19,8 +19,7 @@ one shared test suite).
 The directory is one shared table, with the rules of the real nodes
 (protocol/membership/record_table.py). A handle finds only what was stored by those that it is
 connected with through `add_peers`; store never says whether it worked. What it adds: latency,
-handles whose clock is wrong, handles cut off from the table, and partial views, in which each
-reader never sees a fixed random part of the writers.
+handles whose clock is wrong, and handles cut off from the table.
 """
 
 import hashlib
@@ -32,7 +31,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-import blake3
 import trio
 from trio.lowlevel import ParkingLot
 
@@ -41,11 +39,11 @@ from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import StreamLost
 from protocol.limits import DIAL_TIMEOUT_S
+from protocol.membership.node_table import SEARCH_S
 from protocol.membership.record_table import RecordTable
 from protocol.membership.records import place_of
 
 from .handlers import BaseNetwork, PeerStream
-from .table_messages import CALL_TIMEOUT_S
 
 # --- one direction between two simulated peers: when a segment leaves and arrives -----------------
 
@@ -497,16 +495,15 @@ class SimulatedDhtWorld:
 
     Args:
         latency_s: shortest and longest duration of an operation.
-        hidden_fraction: part of the writers that each reader does not see.
+        shared: whether anybody finds records of others.
     """
 
     def __init__(
-        self, seed: int, latency_s: tuple[float, float] = (0.01, 0.2), hidden_fraction: float = 0.0
+        self, seed: int, latency_s: tuple[float, float] = (0.01, 0.2), *, shared: bool = True
     ) -> None:
-        self._seed = seed
         self._random = random.Random(seed)
         self._latency_s = latency_s
-        self._hidden_fraction = hidden_fraction
+        self._shared = shared
         self._table = RecordTable()
         self._parents: dict[str, str] = {}
 
@@ -524,7 +521,7 @@ class SimulatedDhtWorld:
         return {
             writer: value
             for writer, value in sorted(there.items())
-            if self._root(writer) == root and not self._is_hidden(reader, writer)
+            if self._root(writer) == root and (self._shared or writer == reader)
         }
 
     def true_time_s(self) -> float:
@@ -538,12 +535,6 @@ class SimulatedDhtWorld:
         while (parent := self._parents.get(peer_id, peer_id)) != peer_id:
             peer_id = parent
         return peer_id
-
-    def _is_hidden(self, reader: str, writer: str) -> bool:
-        if reader == writer or not self._hidden_fraction:
-            return False
-        digest = blake3.blake3(f"{self._seed}/{reader}/{writer}".encode()).digest(length=8)
-        return int.from_bytes(digest, "big") < self._hidden_fraction * 2**64
 
 
 class SimulatedDirectory:
@@ -568,10 +559,9 @@ class SimulatedDirectory:
     def correct_clock(self, offset_s: float) -> None:
         self._offset_s = offset_s
 
-    async def store(self, key: bytes, subkey: str, value: bytes, expires_s: float) -> None:
-        if not await self._reach_table():
-            return
-        self.refused += subkey != self._peer_id or not self._world.keep(key, subkey, value)
+    async def store(self, key: bytes, value: bytes) -> None:
+        if await self._reach_table():
+            self.refused += not self._world.keep(key, self._peer_id, value)
 
     async def get(self, key: bytes) -> Mapping[str, bytes]:
         if not await self._reach_table():
@@ -587,5 +577,5 @@ class SimulatedDirectory:
                 self._world.connect(self._peer_id, peer_id)
 
     async def _reach_table(self) -> bool:
-        await trio.sleep(self._world.draw_latency_s() if self.online else CALL_TIMEOUT_S)
+        await trio.sleep(self._world.draw_latency_s() if self.online else SEARCH_S)
         return self.online

@@ -140,11 +140,11 @@ class Directory(Protocol):
 
     def correct_clock(self, offset_s: float) -> None: ...
 
-    async def store(self, key: bytes, subkey: str, value: bytes, expires_s: float) -> None:
-        """Best effort: returning means nothing but that the attempt is over."""
+    async def store(self, key: bytes, value: bytes) -> None:
+        """Store our own record; returning means nothing but that the attempt is over."""
 
-    async def get(self, key: bytes) -> Mapping[str, bytes]:
-        """Subkey to value for every live record found; empty when nothing answers."""
+    async def get(self, key: bytes) -> Mapping[PeerId, bytes]:
+        """Every live record found, by its peer; empty when nothing answers."""
 
     async def add_peers(self, addresses: Sequence[Address]) -> None:
         """Nodes to enter by, already connected through the network."""

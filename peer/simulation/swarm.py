@@ -212,7 +212,7 @@ class SwarmOptions:
 
     Attributes:
         link: model of every link, unless `link_of` is given.
-        hidden_records_fraction: part of the directory's writers that each reader does not see.
+        shared_directory: whether anybody finds records of others there.
         padded_parameters: of the part of the model that a peer holds, unless `parts` names it.
         parts: padded parameters of parts of the model, by name (protocol/membership/group.py).
     """
@@ -220,7 +220,7 @@ class SwarmOptions:
     link: LinkModel = DEFAULT_LINK
     link_of: Callable[[PeerId, PeerId], LinkModel] | None = None
     roster_of: Callable[[PeerId], Roster] = lambda _: Roster(SILENCE_S)
-    hidden_records_fraction: float = 0.0
+    shared_directory: bool = True
     padded_parameters: int = 256
     parts: Mapping[str, int] = field(default_factory=dict)
     problem: ToyProblem = field(default_factory=ToyProblem)
@@ -244,7 +244,7 @@ class SimulatedSwarm:
         self._lines: list[bytes] = []
         self._incarnations: dict[str, int] = {}
         self.internet = SimulatedInternet(seed, link=options.link, link_of=options.link_of)
-        self.directory = SimulatedDhtWorld(seed, hidden_fraction=options.hidden_records_fraction)
+        self.directory = SimulatedDhtWorld(seed, shared=options.shared_directory)
         self.peers: dict[str, SimulatedPeer] = {}
 
     def __getitem__(self, name: str) -> SimulatedPeer:

@@ -33,8 +33,8 @@ Budgets and paces.
      waits for its turn, and is not refused: where a peer's messages are read at such a pace, its
      flood piles up on its own line.
 
-Invariant: what is kept grows with places taken, faults that have not faded, and pauses not long
-over, each within a bound; never with all peers that were seen.
+Invariant: what is kept grows with places taken, faults, and pauses not long over, each within a
+bound; never with all peers that were seen.
 """
 
 import ipaddress
@@ -65,8 +65,7 @@ HIGHEST: Final = 32.0
 """No score is higher, so nobody is ignored for longer than twenty minutes after its last fault."""
 SLOWED_S: Final = 2.0
 MAX_SCORES: Final = 1024
-_FADED: Final = 0.05
-"""Scores below this are forgotten."""
+"""One more drives out the lowest."""
 
 
 class Fault(StrEnum):
@@ -238,42 +237,48 @@ class BackOff:
 
 # --- the book -------------------------------------------------------------------------------------
 @dataclass(slots=True)
-class _Record:
+class _Conduct:
     score: float = 0.0
     of_s: float = 0.0
     """When the score was that."""
     ignored: bool = False
-    named_by: str | None = None
-    """The teller, while the peer is no more than a name."""
-    tries: int = 0
-    """Dials of the name in vain."""
 
     def score_at(self, now_s: float) -> float:
         return self.score * math.exp2((self.of_s - now_s) / HALF_LIFE_S)
 
 
+@dataclass(slots=True)
+class _Name:
+    """A peer that is no more than a name; `tries` are dials of it in vain."""
+
+    teller: str
+    tries: int = 0
+
+
 class PeerBook:
-    """A record of each peer of which there is something to say."""
+    """The conduct of peers, and the names of those that nobody has met."""
 
     def __init__(self) -> None:
-        self._records: dict[str, _Record] = {}
+        self._conduct: dict[str, _Conduct] = {}
         self._convicted: dict[str, None] = {}
-        self._names = Budget(HEARSAY)
+        self._names: dict[str, _Name] = {}
+        self._told_names = Budget(HEARSAY)
         self._dialled_names = Budget(HEARSAY_DIALS)
         self.dials = BackOff(*REDIALS)
 
     # --- conduct ----------------------------------------------------------------------------------
     def score(self, now_s: float, peer_id: str) -> float:
-        return self._records.get(peer_id, _Record()).score_at(now_s)
+        return self._conduct.get(peer_id, _Conduct()).score_at(now_s)
 
     def note(self, now_s: float, peer_id: str, fault: Fault) -> bool:
         """Add a fault; whether the peer is ignored from now on, and was not before."""
-        was_ignored = self.is_ignored(now_s, peer_id)
-        record = self._records.setdefault(peer_id, _Record())
-        record.score, record.of_s = min(HIGHEST, record.score_at(now_s) + WEIGHTS[fault]), now_s
-        record.ignored = was_ignored or record.score >= IGNORED_FROM
-        self._forget_scores(now_s)
-        return record.ignored and not was_ignored
+        was_ignored, scores = self.is_ignored(now_s, peer_id), self._conduct
+        own = scores.setdefault(peer_id, _Conduct())
+        own.score, own.of_s = min(HIGHEST, own.score_at(now_s) + WEIGHTS[fault]), now_s
+        own.ignored = was_ignored or own.score >= IGNORED_FROM
+        if len(scores) > MAX_SCORES:
+            del scores[min(scores, key=lambda peer: scores[peer].score_at(now_s))]
+        return own.ignored and not was_ignored
 
     def convict(self, peer_id: str) -> None:
         """Ignore a peer for good that was proved to have lied."""
@@ -285,34 +290,23 @@ class PeerBook:
 
     def is_ignored(self, now_s: float, peer_id: str) -> bool:
         """Whether a peer is not heard for its faults (rule 2)."""
-        record = self._records.get(peer_id)
-        if record is None or not record.ignored:
+        own = self._conduct.get(peer_id)
+        if own is None or not own.ignored:
             return False
-        record.ignored = record.score_at(now_s) > TAKEN_BACK_AT
-        return record.ignored
+        own.ignored = own.score_at(now_s) > TAKEN_BACK_AT
+        return own.ignored
 
     def wait_s(self, now_s: float, peer_id: str) -> float:
         """How long a stream of this peer waits before it is served."""
         return SLOWED_S if self.score(now_s, peer_id) >= SLOWED_FROM else 0.0
 
-    def _forget_scores(self, now_s: float) -> None:
-        """Forget what has faded, and of too many the lowest scores."""
-        scores = {peer: record.score_at(now_s) for peer, record in self._records.items()}
-        highest = sorted(scores, key=lambda peer: -scores[peer])[:MAX_SCORES]
-        kept = {peer for peer in highest if scores[peer] > _FADED}
-        for peer_id in scores.keys() - kept:
-            record = self._records[peer_id]
-            record.score, record.ignored = 0.0, False
-            if record.named_by is None:
-                del self._records[peer_id]
-
     # --- hearsay ----------------------------------------------------------------------------------
     def note_name(self, peer_id: str, teller: str) -> bool:
         """A linked peer names one that is not known yet; whether its budget had room for it."""
-        if not self._names.has_room(teller):
+        if not self._told_names.has_room(teller):
             return False
-        self._names.take(teller)
-        self._records.setdefault(peer_id, _Record()).named_by = teller
+        self._told_names.take(teller)
+        self._names[peer_id] = _Name(teller)
         return True
 
     def linked(self, peer_id: str) -> None:
@@ -322,34 +316,30 @@ class PeerBook:
 
     def may_dial(self, now_s: float, peer_id: str) -> bool:
         """Whether it is due, and the budget of whoever named it has room."""
-        teller = self._records.get(peer_id, _Record()).named_by
-        has_room = teller is None or self._dialled_names.has_room(teller)
+        name = self._names.get(peer_id)
+        has_room = name is None or self._dialled_names.has_room(name.teller)
         return has_room and self.dials.is_due(peer_id, now_s)
 
     def dialled(self, peer_id: str) -> str | None:
         """An attempt begins; who had named the peer, which `ended` is to be told."""
-        record = self._records.get(peer_id)
-        if record is None or record.named_by is None:
+        name = self._names.get(peer_id)
+        if name is None:
             return None
-        record.tries += 1
-        self._dialled_names.take(record.named_by)
-        return record.named_by
+        name.tries += 1
+        self._dialled_names.take(name.teller)
+        return name.teller
 
     def ended(self, peer_id: str, teller: str | None) -> bool:
         """An attempt is over; whether the peer is to be forgotten, since it never answers."""
         if teller is None:
             return False
         self._dialled_names.give_back(teller)
-        record = self._records.get(peer_id)
-        if record is None or record.named_by is None or record.tries < MAX_HEARSAY_TRIES:
+        name = self._names.get(peer_id)
+        if name is None or name.tries < MAX_HEARSAY_TRIES:
             return False
         self._forget_name(peer_id)
         return True
 
     def _forget_name(self, peer_id: str) -> None:
-        record = self._records.get(peer_id)
-        if record is not None and record.named_by is not None:
-            self._names.give_back(record.named_by)
-            record.named_by, record.tries = None, 0
-            if not record.score:
-                del self._records[peer_id]
+        if (name := self._names.pop(peer_id, None)) is not None:
+            self._told_names.give_back(name.teller)

@@ -251,7 +251,7 @@ class Statements(Message, frozen=True, tag="statements"):
 
 
 class AskAlive(Message, frozen=True, tag="ask_alive"):
-    """Is that peer alive in another incarnation than this one? Please see whether it beats."""
+    """Asks of another life of a peer; earlier versions do, and take silence for a no."""
 
     peer_id: PeerIdText
     incarnation: Count

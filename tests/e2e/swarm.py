@@ -286,19 +286,6 @@ class Peer:
     def trainer(self) -> psutil.Process:
         return self._child("peer.training")
 
-    def table(self) -> psutil.Process:
-        """The directory's, once it can be asked: then a thread of it reads what the daemon says."""
-
-        def up() -> psutil.Process | None:
-            table = self._found("peer.network.table")
-            with suppress(psutil.NoSuchProcess):
-                return table if table and table.num_threads() > 1 else None
-            return None
-
-        table = self.wait_for("the directory's process", up)
-        assert table is not None
-        return table
-
     def _child(self, word: str) -> psutil.Process:
         child = self._found(word)
         assert child is not None, f"{self.name} has no {word} now\n{self.report()}"

@@ -71,7 +71,6 @@ def lives(peers: Sequence[Peer]) -> list[tuple[object, ...]]:
             peer.process.pid,
             peer.trainer().pid,
             peer.p2pd().pid,
-            peer.table().pid,
             *(event["incarnation"] for event in peer.events(EventName.DAEMON_STARTED)),
         )
         for peer in peers
@@ -183,7 +182,6 @@ class Watched:
             for peer in peers
             for name, process in (
                 ("daemon", psutil.Process(peer.process.pid)),
-                ("table", peer.table()),
                 ("p2pd", peer.p2pd()),
             )
         }

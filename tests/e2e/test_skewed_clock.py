@@ -8,7 +8,7 @@ import trio
 from raw_client import raw_client
 from swarm import Peer, Swarm, all_averaging, ending
 
-from peer.network.directory import open_hivemind_directory
+from peer.network.directory import open_directory
 from peer.observe.event_names import EventName
 from protocol.membership.group import Group
 from protocol.membership.records import decode_record_at, place_of, record_key
@@ -62,10 +62,8 @@ async def test_clocks_a_minute_fast_and_slow(
 async def in_the_directory(member: Peer, peers: list[Peer], folder: Path) -> None:
     """Their records are found through another peer, and expire at the right time."""
     group = Group(member.status()["run_id"]).digest
-    async with (
-        raw_client(folder, member.address) as (network, _),
-        open_hivemind_directory(network) as directory,
-    ):
+    async with raw_client(folder, member.address) as (network, _):
+        directory = await open_directory(network)
         await directory.add_peers([member.address])
         for peer in peers:
             key, found = record_key(group, peer.peer_id), None

@@ -82,7 +82,7 @@ def test_of_too_many_the_worst_are_kept(monkeypatch):
     for number in range(20):
         noted.note(0.0, f"peer-{number}", RULE)
     assert noted.is_ignored(0.0, "b")
-    assert len(noted._records) == 4 < MAX_SCORES
+    assert len(noted._conduct) == 4 < MAX_SCORES
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 1e6), st.sampled_from("bcd"), st.sampled_from(Fault))))

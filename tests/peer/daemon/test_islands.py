@@ -11,7 +11,7 @@ from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, identity_of, ope
 SEED = 1
 ISLANDS = (("a0", "a1"), ("b0", "b1"))
 MERGED_S = 90.0
-NO_DIRECTORY = SwarmOptions(hidden_records_fraction=1.0)
+NO_DIRECTORY = SwarmOptions(shared_directory=False)
 
 
 def ids(*names: str) -> list[str]:

@@ -17,10 +17,10 @@ from peer.daemon.links import HANDOVER_S
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import identity_of, open_swarm
-from protocol.errors import LocoError, Refused
+from protocol.errors import Refused
 from protocol.limits import LINK_MESSAGES_PER_S, LINK_PLACES, Shares
 from protocol.outcomes import RefusalReason
-from protocol.wire.messages import AliveReply, AskAlive, Hello, PeerEntry, PeerList
+from protocol.wire.messages import Hello, PeerEntry, PeerList
 from protocol.wire.versions import HELLO
 
 NOBODY = "/ip4/203.0.113.1/tcp/1"
@@ -208,37 +208,3 @@ async def test_lists_of_peers_cost_what_beats_cost(tmp_path, monkeypatch):
                 while True:
                     await talk.send(names(1))
         assert 5 <= len(told) <= (LINK_BURST + 5 * LINK_MESSAGES_PER_S) / LINK_MESSAGES_PER_S + 2
-
-
-@simulated()
-async def test_what_one_peer_says_of_another_life_keeps_nobody_out(tmp_path):
-    async with open_swarm(1, toy_spec(60), tmp_path) as swarm:
-        await start(swarm, "a", "b")
-        x, liar = (identity_of(1, name).peer_id for name in ("x", "liar"))
-        async with (
-            swarm.internet.open_network(x) as network,
-            swarm.internet.open_network(liar) as lying,
-            trio.open_nursery() as nursery,
-        ):
-            talk, _ = await greet(swarm, lying)
-            nursery.start_soon(beat, talk)
-            nursery.start_soon(say_alive, talk)
-            old, _ = await greet(swarm, network, incarnation=1)
-            await old.aclose()
-            await swarm.until(lambda: not existing(swarm["a"].roster.get(x)).alive)
-            began_s = trio.current_time()
-            await greet(swarm, network, incarnation=2)
-            assert trio.current_time() - began_s <= DUPLICATE_PROBE_S + BEAT_S + 0.5
-            nursery.cancel_scope.cancel()
-
-
-async def say_alive(talk: Conversation) -> None:
-    """Answer every question with a yes, many times over."""
-    while True:
-        try:
-            message, _ = await talk.receive(timeout_s=100 * BEAT_S)
-        except LocoError:
-            return
-        if isinstance(message, AskAlive):
-            for _ in range(3):
-                await talk.send(AliveReply(message.peer_id, message.incarnation, alive=True))

@@ -186,7 +186,7 @@ async def test_tarpits_of_one_network_leave_dial_backs_to_others(
 
         monkeypatch.setattr(victim, "probe", hang)
         await trio.sleep(DIAL_BACK_EVERY_S)
-        tarpits = {f"/ip4/8.8.100.{number}/tcp/": 100 + number for number in range(16)}
+        tarpits = {f"/ip4/8.8.100.{number}/tcp/": 100 + number for number in range(40)}
         networks = {
             start: await stack.enter_async_context(
                 internet.open_network(Identity(bytes([number]) * 32).peer_id, f"{start}4001")

@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from peer.network.directory import open_hivemind_directory
+from peer.network.directory import open_directory
 from peer.network.identity import Identity
 from peer.network.libp2p import open_libp2p_network
 from peer.network.simulated import SimulatedDhtWorld, SimulatedDirectory
@@ -33,7 +33,7 @@ class Peer:
     async def announce(self, key, lifetime_s=60.0, incarnation=1):
         expires_s = self.directory.swarm_time_s() + lifetime_s
         value = self.value(key, expires_s, incarnation)
-        await self.directory.store(key, self.peer_id, value, expires_s)
+        await self.directory.store(key, value)
         return value
 
 
@@ -52,7 +52,7 @@ class SimulatedWorld:
 
 
 class RealWorld:
-    """Peers with a p2pd and a table of their own, on loopback."""
+    """Peers with a p2pd of their own, on loopback."""
 
     def __init__(self, folder, nursery):
         self._folder, self._nursery = folder, nursery
@@ -71,11 +71,7 @@ class RealWorld:
 
     async def peer(self, number, clock_skew_s=0.0):
         identity, network = await self.network(number)
-        directory = await self._nursery.start(
-            _hold,
-            open_hivemind_directory(network, wall_clock=lambda: time.time() + clock_skew_s),
-        )
-        await eventually(lambda: is_up(directory))
+        directory = await open_directory(network, lambda: time.time() + clock_skew_s)
         if self._first:
             await directory.add_peers(self._first.addresses)
         self._first = self._first or network
@@ -94,10 +90,6 @@ async def real_world(tmp_path_factory):
     async with trio.open_nursery() as nursery:
         yield RealWorld(tmp_path_factory.mktemp("d", numbered=True), nursery)
         nursery.cancel_scope.cancel()
-
-
-async def is_up(directory):
-    return directory._life is not None and directory._life.up.is_set()
 
 
 async def eventually(condition, timeout_s=60.0):

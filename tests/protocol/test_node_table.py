@@ -1,0 +1,122 @@
+"""Nodes of the directory: who is known, and whom a search asks."""
+
+import random
+
+import pytest
+
+from protocol.limits import NEAREST_NODES, RECORDS
+from protocol.membership.node_table import (
+    BEAM,
+    REPLICAS,
+    NodeSearch,
+    NodeTable,
+    position_of,
+    position_of_node,
+)
+
+PLACE = bytes(range(20))
+NAMES = [f"node{number}" for number in range(500)]
+
+
+def near(names, place=PLACE):
+    return sorted(names, key=lambda name: position_of_node(name) ^ position_of(place))
+
+
+def address(number):
+    return f"/ip4/{11 + number // 2**16}.{number // 256 % 256}.{number % 256}.1/tcp/4001"
+
+
+@pytest.fixture
+def table():
+    nodes = NodeTable("own")
+    for number, name in enumerate(NAMES):
+        nodes.asked(name, address(number))
+    return nodes
+
+
+def searched(start, answers, silent=()):
+    """The names that a search has asked, in turn, and the keepers that it ends with."""
+    search, asked = NodeSearch(NodeTable("own"), PLACE), []
+    search.hear(start, 0.0)
+    while new := search.next_asked():
+        asked += new
+        for name in new:
+            if name in silent:
+                search.silent(name)
+            else:
+                search.answered(name)
+                search.hear(answers(name), 0.0)
+    return asked, search.keepers()
+
+
+def test_the_nearest_are_named_without_who_asks(table):
+    nearest = near(NAMES)[: NEAREST_NODES + 1]
+    assert table.nearest(PLACE) == nearest[:-1]
+    assert table.nearest(PLACE, but=nearest[0]) == nearest[1:]
+
+
+def test_a_peer_is_no_node_of_its_own():
+    nodes = NodeTable("own")
+    nodes.asked("own", address(1))
+    assert not nodes.nearest(PLACE)
+    assert not nodes.may_ask("own", 0.0)
+
+
+def test_one_that_is_silent_is_forgotten_and_rests_until_it_answers(table):
+    name = near(NAMES)[0]
+    for _ in range(3):
+        table.silent(name, 10.0)
+    assert name not in table.nearest(PLACE)
+    table.asked(name, address(0))  # it can ask us, and perhaps not be dialled
+    assert table.nearest(PLACE)[0] == name
+    assert not table.may_ask(name, 11.0)
+    assert table.may_ask(name, 100.0)
+    table.answered(name, address(0))
+    assert table.may_ask(name, 11.0)
+
+
+def test_a_network_has_a_share_and_the_first_that_came_stay():
+    nodes = NodeTable("own")
+    for number in range(RECORDS.per_prefix + 5):
+        nodes.asked(f"crowd{number}", "/ip4/11.0.0.1/tcp/4001")
+    assert len(nodes) == RECORDS.per_prefix
+    nodes.asked("another", address(300))
+    assert len(nodes) == RECORDS.per_prefix + 1
+    nodes.silent("crowd0", 0.0)
+    nodes.asked("late", "/ip4/11.0.0.2/tcp/4001")
+    assert len(nodes) == RECORDS.per_prefix + 1
+
+
+def test_all_together_are_bounded():
+    nodes = NodeTable("own")
+    for number in range(RECORDS.total + 5):
+        nodes.asked(f"node{number}", address(number))
+    assert len(nodes) == RECORDS.total
+
+
+def test_a_search_ends_at_the_nearest_whoever_it_began_with():
+    rng = random.Random(1)
+    known = {name: [*near(rng.sample(NAMES, 60))[:5], *rng.sample(NAMES, 5)] for name in NAMES}
+    asked, keepers = searched([NAMES[7]], known.__getitem__)
+    assert set(near(NAMES)[:2]) <= set(keepers)
+    assert len(asked) == len(set(asked)) < len(NAMES) / 4
+
+
+def test_a_search_asks_the_nearest_alone_where_it_knows_them():
+    asked, keepers = searched(NAMES, lambda _: NAMES)
+    assert asked == near(NAMES)[:BEAM]
+    assert keepers == near(NAMES)[:REPLICAS]
+
+
+def test_those_that_are_silent_give_way_to_the_next_nearest():
+    silent = near(NAMES)[:7]
+    asked, keepers = searched(NAMES, lambda _: silent, silent)
+    assert asked == near(NAMES)[: BEAM + 7]
+    assert keepers == near(NAMES)[7 : 7 + REPLICAS]
+
+
+def test_nobody_that_rests_is_asked(table):
+    table.silent(NAMES[3], 0.0)
+    search = NodeSearch(table, PLACE)
+    search.hear(["own", *NAMES[3:5]], 0.1)
+    assert search.next_asked() == [NAMES[4]]
