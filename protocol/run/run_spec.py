@@ -11,7 +11,7 @@ that says what to change.
 import json
 import tomllib
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import blake3
 from pydantic import (
@@ -74,14 +74,15 @@ LATER_KEYS: Final = (
 choice keep their ids (decisions 0033 and 0056)."""
 KEYS_OF_WHOLE_MODELS: Final = ("gamma", "overlap")
 """Keys of [sync] that say nothing to pairs that average fragments."""
-E3M0_GONE: Final = (
-    "e3m0 is gone: commit 6613df92 had it last; go on with the run in that, or found a new one with"
-    " 'int4', which has half of its error in as many bytes"
-)
-GASLOC_GONE: Final = (
-    "GASLoC is gone: commit 6613df92 had it last; export the run's model with that, and found a new"
-    " run with method = 'noloco' and the export as model.init_from"
-)
+GONE: Final = {
+    "pipeline.codec = int4": "6613df92",
+    "sync.codec = e3m0": "6613df92",
+    "sync.diloco.error_feedback": "6613df92",
+    "sync.gasloc": "6613df92",
+    "sync.method = gasloc": "6613df92",
+    "sync.streaming": "c7cbd76b",
+}
+"""Keys and values of older runs, and the last commit that has them (docs/decisions)."""
 KINDS: Final = {"model_type": "must be a section", "tuple_type": "must be a list"}
 """Words for errors of these types, where the library speaks of Python's types."""
 MAX_SHOWN_CHARS: Final = 80
@@ -119,6 +120,12 @@ class ModelSection(Section):
     init_from: str | None = None
     """Begin from this checkpoint (folder or hub id): sizes, tokenizer, weights."""
 
+    def idle(self) -> dict[str, str]:
+        if self.family in MIXTURES or self.init_from is not None:
+            return {}
+        what = f"to '{self.family}': use family = '{MIXTURES[0]}', or leave it out"
+        return dict.fromkeys(OF_MIXTURES, what)
+
     def _faults(self) -> Iterator[PydanticCustomError]:
         if self.init_from is not None:
             return  # family and sizes are the checkpoint's
@@ -130,12 +137,7 @@ class ModelSection(Section):
             yield self._misfit(
                 "num_heads", f"must be a multiple of num_kv_heads ({self.num_kv_heads})"
             )
-        if self.family not in MIXTURES:
-            for key in OF_MIXTURES:
-                if not self._has_default(key):
-                    what = f"says nothing to '{self.family}': use family = '{MIXTURES[0]}'"
-                    yield self._misfit(key, f"{what}, or leave it out")
-        elif self.experts_per_token > self.experts:
+        if self.family in MIXTURES and self.experts_per_token > self.experts:
             yield self._misfit("experts_per_token", f"must be 1 to {self.experts}, the experts")
 
 
@@ -166,18 +168,19 @@ class DataSection(Section):
     document_end: Annotated[int, Field(ge=0, lt=MAX_PARAMETERS)] | None = None
     """The token behind each document; set by the founder's `start` with mask_documents."""
 
+    def idle(self) -> dict[str, str]:
+        replay = {"replay_share": "without data.replay; leave it out"}
+        mask = {"document_end": "without mask_documents: leave it out"}
+        return {**(replay if self.replay is None else {}), **({} if self.mask_documents else mask)}
+
     def _faults(self) -> Iterator[PydanticCustomError]:
         for key in ("source", "replay"):
             if (getattr(self, key) or SOURCES[0]).partition(":")[0] not in SOURCES:
                 yield self._misfit(key, f"unknown data source; use one of {', '.join(SOURCES)}")
-        if self.replay is None and not self._has_default("replay_share"):
-            yield self._misfit("replay_share", "says nothing without data.replay; leave it out")
         kinds = [source.partition(":")[0] for source in self.sources]
         if self.mask_documents and CONVERSATIONS in kinds:
             what = "no token of its own ends a conversation, so none can be told from the next"
             yield self._misfit("mask_documents", f"{what}: leave it out")
-        if self.document_end is not None and not self.mask_documents:
-            yield self._misfit("document_end", "says nothing without mask_documents: leave it out")
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -205,8 +208,6 @@ class TrainingSection(Section):
 
 
 def _known_codec(name: str) -> str:
-    if name == "e3m0":
-        raise PydanticCustomError("codec", E3M0_GONE)
     if name not in CODECS:
         names = ", ".join(CODECS)
         raise PydanticCustomError("codec", "unknown: use one of {names}", {"names": names})
@@ -239,21 +240,26 @@ class SyncSection(Section):
     noloco: NolocoSection | None = None
     """With `method = "noloco"` only, and then never None."""
 
+    gone: ClassVar = {"gasloc": None, "streaming": None}
+
     @classmethod
     def _completed(cls, tree: dict[str, Any]) -> dict[str, Any]:
-        """Add the section of the method, and take out keys that are gone: signed bytes have them.
-
-        `gasloc` is null there in runs that average in another way.
-        """
-        if tree.get("method") == "gasloc":
-            raise misfit("method", GASLOC_GONE, "gasloc")
-        if tree.get("gasloc") is not None:
-            raise misfit("gasloc", GASLOC_GONE, tree["gasloc"])
-        tree = without_streaming({key: value for key, value in tree.items() if key != "gasloc"})
+        """Add the section of the method."""
+        tree = without_streaming(tree)
         method = tree.get("method", cls.model_fields["method"].default)
         if isinstance(method, str) and (row := WAYS.get(method)):
             return with_section(tree, row.section)
         return tree
+
+    def idle(self) -> dict[str, str]:
+        if self.method not in WAYS:
+            return {}
+        what = f"to {self.method}; its keys are in [sync.{WAYS[self.method].section}]"
+        keys = dict.fromkeys(sorted(others_keys(self.method)), what)
+        if self.noloco is not None and not self.noloco.is_whole:
+            what = "to fragments in pairs; leave it out"
+            keys |= dict.fromkeys(KEYS_OF_WHOLE_MODELS, what)
+        return keys
 
     def _faults(self) -> Iterator[PydanticCustomError]:
         if self.method not in WAYS:
@@ -266,14 +272,6 @@ class SyncSection(Section):
             coarse = CODECS[self.codec].differences_only
             why = "too coarse for whole weights" if coarse else "only for ways in pairs"
             yield self._misfit("codec", f"{why}: use one of {', '.join(fitting)}")
-        says_nothing = f"says nothing to {self.method}; its keys are in [sync.{way.section}]"
-        idle = dict.fromkeys(sorted(others_keys(self.method)), says_nothing)
-        if self.noloco is not None and not self.noloco.is_whole:
-            says_nothing = "says nothing to fragments in pairs; leave it out"
-            idle |= dict.fromkeys(KEYS_OF_WHOLE_MODELS, says_nothing)
-        for key, what in idle.items():
-            if not self._has_default(key):
-                yield self._misfit(key, what)
         yield from self._round_faults()
         bound = (2 + self.alpha**2) ** 0.5
         if "alpha" in way.keys and self.effective_gamma >= bound:
@@ -663,14 +661,14 @@ class RunSpec(Section):
     def to_bytes(self) -> bytes:
         """The canonical bytes: JSON, keys sorted, no spaces, every field present but LATER_KEYS.
 
-        Run ids are digests of these bytes, so what is gone stays in them: `sync.gasloc` as null,
-        `sync.diloco.error_feedback` as false, and fragments in pairs as the method `streaming`.
+        Run ids are digests of these bytes, so what is gone stays in them, and fragments in pairs as
+        the method `streaming`.
         """
         tree = self.model_dump(mode="json")
-        sync = tree["sync"]
-        sync["gasloc"], sync["streaming"], noloco = None, None, sync.pop("noloco")
+        sync = tree["sync"] | SyncSection.gone
+        tree["sync"], noloco = sync, sync.pop("noloco")
         if self.sync.diloco is not None:
-            sync["diloco"]["error_feedback"] = False
+            sync["diloco"] |= DilocoSection.gone
         if self.sync.noloco is not None and not self.sync.noloco.is_whole:
             sync["method"], sync["streaming"] = "streaming", noloco
         for *path, key in LATER_KEYS:
@@ -761,13 +759,23 @@ def _sentence(error: Any, tree: Any) -> str:
     path = [_shown_part(error["loc"][:at], part, tree) for at, part in enumerate(error["loc"])]
     where = ".".join(path)
     if error["type"] == "extra_forbidden":
-        return f"unknown key '{where}'{nearest(path[-1], _field_names(error['loc'][:-1]))}"
+        hint = nearest(path[-1], _field_names(error["loc"][:-1]))
+        return f"unknown key '{where}'{_where_it_was(where) or hint}"
     if error["type"] == MISFIT:
         path, value = [*path, error["ctx"]["key"]], error["ctx"]["value"]
     else:
         value = error["input"]
     got = "" if isinstance(value, dict) else f" (got {_shown(value)})"  # a section is no value
-    return f"{'.'.join(path) or 'run spec'}: {what_is_wrong(error)}{got}"
+    where = ".".join(path)
+    return (
+        f"{where or 'run spec'}: {what_is_wrong(error)}{got}{_where_it_was(f'{where} = {value}')}"
+    )
+
+
+def _where_it_was(named: str) -> str:
+    last = GONE.get(named)
+    why = f"; it is gone: commit {last} had it last; go on with the run in that, or found a new one"
+    return "" if last is None else why
 
 
 def what_is_wrong(error: Any) -> str:
