@@ -311,10 +311,7 @@ class AmendedSpec:
 
     # --- what is in force -------------------------------------------------------------------------
     def at_round(self, round_: int) -> RunSpec:
-        for from_round, spec in reversed(self._in_force):
-            if from_round <= round_:
-                return spec
-        return self.founding
+        return _at(self._in_force, max(0, round_))
 
     def at_step(self, step: float) -> RunSpec:
         return self.at_round(int((step + EPSILON) // self.founding.sync.round_steps))

@@ -42,6 +42,7 @@ from .sections import (
     PipelineSection,
     Section,
     misfit,
+    one_of,
     overlaid,
     section_in,
     with_section,
@@ -88,6 +89,16 @@ KINDS: Final = {"model_type": "must be a section", "tuple_type": "must be a list
 MAX_SHOWN_CHARS: Final = 80
 """The most that is shown of a wrong value or key: it may be a stranger's."""
 MOST_FAULTS_TOLD: Final = 10
+
+
+def _known_source(source: str) -> str:
+    if source.partition(":")[0] not in SOURCES:
+        what = f"unknown data source; use one of {', '.join(SOURCES)}"
+        raise PydanticCustomError("source", "{what}", {"what": what})
+    return source
+
+
+Source = Annotated[str, AfterValidator(_known_source)]
 
 
 class ModelSection(Section):
@@ -144,14 +155,14 @@ class ModelSection(Section):
 class DataSection(Section):
     """The corpus. `manifest` is filled in by `start`: it freezes the corpus by digest."""
 
-    source: str = "stdlib"
+    source: Source = "stdlib"
     """'stdlib', 'text:GLOB', 'tokens:FILE', 'jsonl:GLOB', 'parquet:GLOB', 'hf:NAME' or
     'chat:GLOB'."""
     tokenizer: str = "bytes"
     """'bytes', or a Hugging Face tokenizer; leave it out with init_from."""
     chat_template: Annotated[str, Field(max_length=65536)] | None = None
     """How `chat:` conversations are written, in Jinja; the tokenizer's when left out."""
-    replay: str | None = None
+    replay: Source | None = None
     """Older texts to train on beside those of the source, named as that is."""
     replay_share: Annotated[float, Field(gt=0, le=0.99)] = 0.25
     """Their part of all tokens."""
@@ -174,9 +185,6 @@ class DataSection(Section):
         return {**(replay if self.replay is None else {}), **({} if self.mask_documents else mask)}
 
     def _faults(self) -> Iterator[PydanticCustomError]:
-        for key in ("source", "replay"):
-            if (getattr(self, key) or SOURCES[0]).partition(":")[0] not in SOURCES:
-                yield self._misfit(key, f"unknown data source; use one of {', '.join(SOURCES)}")
         kinds = [source.partition(":")[0] for source in self.sources]
         if self.mask_documents and CONVERSATIONS in kinds:
             what = "no token of its own ends a conversation, so none can be told from the next"
@@ -207,17 +215,10 @@ class TrainingSection(Section):
     """torch.compile: slow to start, then fast; 'auto': on GPUs, where it works."""
 
 
-def _known_codec(name: str) -> str:
-    if name not in CODECS:
-        names = ", ".join(CODECS)
-        raise PydanticCustomError("codec", "unknown: use one of {names}", {"names": names})
-    return name
-
-
 class SyncSection(Section):
     """How peers average. By default pairs take their mean (decision 0039)."""
 
-    method: str = "noloco"
+    method: Annotated[str, one_of(WAYS)] = "noloco"
     """'noloco': pairs average; 'diloco': all do, in fragments."""
     inner_steps: NumberOrAuto = 50
     """H: inner steps of a round; 'auto' fills each line. More: less traffic, looser replicas."""
@@ -227,7 +228,7 @@ class SyncSection(Section):
     """Outer learning rate."""
     gamma: Annotated[float, Field(ge=0)] | None = None
     """Pull between slow weights; beta when left out, which halves the bytes."""
-    codec: Annotated[str, AfterValidator(_known_codec)] = "int8"
+    codec: Annotated[str, one_of(CODECS)] = "int8"
     """One of the codecs (ways.py)."""
     overlap: bool = True
     """Keep training while weights travel; false is the paper's blocking form."""
@@ -252,8 +253,6 @@ class SyncSection(Section):
         return tree
 
     def idle(self) -> dict[str, str]:
-        if self.method not in WAYS:
-            return {}
         what = f"to {self.method}; its keys are in [sync.{WAYS[self.method].section}]"
         keys = dict.fromkeys(sorted(others_keys(self.method)), what)
         if self.noloco is not None and not self.noloco.is_whole:
@@ -262,8 +261,6 @@ class SyncSection(Section):
         return keys
 
     def _faults(self) -> Iterator[PydanticCustomError]:
-        if self.method not in WAYS:
-            yield self._misfit("method", f"unknown: use one of {', '.join(WAYS)}")
         way = WAYS[self.method]
         for name, row in WAYS.items():
             if row.section != way.section and getattr(self, row.section):
@@ -359,7 +356,7 @@ class ExpertSection(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")]
     """For people: letters, digits, '.', '_' and '-'."""
-    source: str | None = None
+    source: Source | None = None
     """Its domain, as data.source; the generalist's is data.source itself."""
     begin: Annotated[str, Field(min_length=1)] = FRESH
     """'seed' (the generalist's weights, where sizes are equal), 'fresh', or a checkpoint."""
@@ -381,8 +378,6 @@ class ExpertSection(Section):
     def _faults(self) -> Iterator[PydanticCustomError]:
         if self.name in (NONE, SEED, FRESH):
             yield self._misfit("name", "is a word of the run spec; choose another")
-        if self.source is not None and self.source.partition(":")[0] not in SOURCES:
-            yield self._misfit("source", f"unknown data source; use one of {', '.join(SOURCES)}")
         if self.model.init_from is not None:
             what = "an expert's `begin` names its checkpoint"
             yield misfit("model.init_from", what, self.model.init_from)

@@ -13,7 +13,7 @@ The defaults are those of the last release, without swaps: they cost learning an
 (`full_every`); the releases have no such rule.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
 
 from pydantic import (
@@ -88,6 +88,16 @@ class Section(BaseModel):
 def misfit(key: str, what: str, value: Any) -> PydanticCustomError:
     """A value that is wrong beside others; `key` is dotted, from the section that finds it."""
     return PydanticCustomError(MISFIT, "{what}", {"what": what, "key": key, "value": value})
+
+
+def one_of(known: Collection[str]) -> AfterValidator:
+    def check(name: str) -> str:
+        if name not in known:
+            names = {"names": ", ".join(known)}
+            raise PydanticCustomError("unknown", "unknown: use one of {names}", names)
+        return name
+
+    return AfterValidator(check)
 
 
 def section_in(annotation: Any) -> type[Section] | None:
