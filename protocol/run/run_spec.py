@@ -33,6 +33,7 @@ from .sections import (
     LIST,
     MAX_STEPS,
     MISFIT,
+    SIGNED,
     AdapterSection,
     AdmissionSection,
     DilocoSection,
@@ -58,21 +59,6 @@ STDLIB_BYTES: Final = 8_000_000
 """Bound of the `stdlib` corpus, so that a joiner has it within seconds over a home uplink."""
 OF_MIXTURES: Final = ("experts", "experts_per_token", "balance")
 """Keys of [model] that say nothing to a family without experts."""
-LATER_KEYS: Final = (
-    *(("model", key) for key in OF_MIXTURES),
-    *(("experts", "model", key) for key in OF_MIXTURES),
-    *(("optimizer", key) for key in ("name", "muon", "moments")),
-    ("sync", "diloco", "robust"),
-    *(("data", key) for key in ("chat_template", "mask_documents", "document_end")),
-    *(("data", key) for key in ("replay", "replay_share")),
-    ("adapter",),
-    ("experts", "frozen", "weights"),
-    ("frozen", "weights"),
-    ("experts",),
-    ("ensemble",),
-)
-"""Keys that canonical bytes leave out at their default: runs that were founded before there was a
-choice keep their ids (decisions 0033 and 0056)."""
 KEYS_OF_WHOLE_MODELS: Final = ("gamma", "overlap")
 """Keys of [sync] that say nothing to pairs that average fragments."""
 GONE: Final = {
@@ -103,6 +89,8 @@ Source = Annotated[str, AfterValidator(_known_source)]
 
 class ModelSection(Section):
     """A decoder, from these sizes or from a checkpoint."""
+
+    later: ClassVar = OF_MIXTURES
 
     family: Annotated[str, AfterValidator(known_family)] = "llama"
     """What transformers calls model_type (families.py)."""
@@ -154,6 +142,8 @@ class ModelSection(Section):
 
 class DataSection(Section):
     """The corpus. `manifest` is filled in by `start`: it freezes the corpus by digest."""
+
+    later: ClassVar = ("chat_template", "mask_documents", "document_end", "replay", "replay_share")
 
     source: Source = "stdlib"
     """'stdlib', 'text:GLOB', 'tokens:FILE', 'jsonl:GLOB', 'parquet:GLOB', 'hf:NAME' or
@@ -315,6 +305,8 @@ class SyncSection(Section):
 class FrozenSection(Section):
     """Found out by the founder's `start`, so that no joiner has to."""
 
+    later: ClassVar = ("weights",)
+
     config: Annotated[str, Field(max_length=65536)]
     """The model's configuration as Hugging Face's config.json, of the keys in families.py."""
     layout_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{32,64}$")]
@@ -440,6 +432,8 @@ def _plain(section: Any) -> dict[str, Any]:
 
 
 class RunSpec(Section):
+    later: ClassVar = ("adapter", "experts", "ensemble")
+
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "run"
     """For people: letters, digits, '.', '_' and '-'."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
@@ -654,35 +648,17 @@ class RunSpec(Section):
         return self.model_copy(update={"sync": sync})
 
     def to_bytes(self) -> bytes:
-        """The canonical bytes: JSON, keys sorted, no spaces, every field present but LATER_KEYS.
+        """The canonical bytes: JSON, keys sorted, no spaces, every field but what came `later`.
 
         Run ids are digests of these bytes, so what is gone stays in them, and fragments in pairs as
         the method `streaming`.
         """
-        tree = self.model_dump(mode="json")
-        sync = tree["sync"] | SyncSection.gone
-        tree["sync"], noloco = sync, sync.pop("noloco")
-        if self.sync.diloco is not None:
-            sync["diloco"] |= DilocoSection.gone
+        tree = self.model_dump(mode="json", context=SIGNED)
+        sync = tree["sync"]
+        noloco = sync.pop("noloco")
         if self.sync.noloco is not None and not self.sync.noloco.is_whole:
             sync["method"], sync["streaming"] = "streaming", noloco
-        for *path, key in LATER_KEYS:
-            _leave_out_default(self, tree, path, key)
         return json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _leave_out_default(section: Any, tree: Any, path: list[str], key: str) -> None:
-    if isinstance(section, tuple):
-        for each, its_tree in zip(section, tree, strict=True):
-            _leave_out_default(each, its_tree, path, key)
-        return
-    if section is None:
-        return
-    if path:
-        _leave_out_default(getattr(section, path[0]), tree.get(path[0]), path[1:], key)
-        return
-    if getattr(section, key) == type(section).model_fields[key].default:
-        del tree[key]
 
 
 def kind_of(source: str) -> tuple[str, str]:

@@ -22,8 +22,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SerializationInfo,
+    model_serializer,
     model_validator,
 )
+from pydantic import SerializerFunctionWrapHandler as Dumped
 from pydantic_core import PydanticCustomError
 
 from protocol.address.peer_id import public_key_from_peer_id
@@ -41,6 +44,10 @@ MISFIT: Final = "misfit"
 """Type of the error of a value that is wrong beside others."""
 
 
+SIGNED: Final = "signed"
+"""The context in which a section is written into the bytes that are signed."""
+
+
 class Section(BaseModel):
     """Kinds are strict: neither `true` nor `"8"` is a number."""
 
@@ -48,6 +55,9 @@ class Section(BaseModel):
 
     # Keys that are gone, with their values in the signed bytes of runs that never used them.
     gone: ClassVar[Mapping[str, Any]] = {}
+    # Keys that signed bytes leave out at their default: runs that were founded before there was a
+    # choice keep their ids (decisions 0033 and 0056).
+    later: ClassVar[Collection[str]] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -61,6 +71,15 @@ class Section(BaseModel):
     def _completed(cls, tree: dict[str, Any]) -> dict[str, Any]:
         """With what is left out where it follows from the rest."""
         return tree
+
+    @model_serializer(mode="wrap")
+    def _written(self, dumped: Dumped, info: SerializationInfo) -> dict[str, Any]:
+        tree: dict[str, Any] = dumped(self)
+        if info.context is not SIGNED:
+            return tree
+        same = {key for key in self.later if self._has_default(key)}
+        kept = {key: value for key, value in tree.items() if key not in same}
+        return {**kept, **self.gone}
 
     @model_validator(mode="after")
     def _values_fit(self) -> Self:
@@ -176,6 +195,8 @@ class MuonSection(Section):
 
 class OptimizerSection(Section):
     """The inner optimizer and its schedule, all in nominal steps."""
+
+    later: ClassVar = ("name", "muon", "moments")
 
     name: Literal["adamw", "muon"] = "adamw"
     """'adamw', or 'muon' for the blocks' matrices with AdamW for the rest."""
@@ -294,6 +315,7 @@ class DilocoSection(FragmentsSection):
     """Streaming DiLoCo: fragments of the model are averaged by all, each at its own moment."""
 
     gone: ClassVar = {"error_feedback": False}
+    later: ClassVar = ("robust",)
 
     learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.4
     """Rate of the outer optimizer, SGD with Nesterov momentum."""
