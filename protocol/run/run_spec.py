@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_PARAMETERS, MAX_SPEC_BYTES, MAX_STAGES
-from protocol.names import nearest, printable
+from protocol.names import LISTED, nearest, printable
 
 from .families import MIXTURES, WITH_STAGES, config_fault, decoder_of, known_family
 from .layout import ALIGNMENT, expert_of_part
@@ -74,7 +74,6 @@ KINDS: Final = {"model_type": "must be a section", "tuple_type": "must be a list
 """Words for errors of these types, where the library speaks of Python's types."""
 MAX_SHOWN_CHARS: Final = 80
 """The most that is shown of a wrong value or key: it may be a stranger's."""
-MOST_FAULTS_TOLD: Final = 10
 
 
 def _known_source(source: str) -> str:
@@ -720,7 +719,7 @@ def validated(tree: Any) -> RunSpec:
         return RunSpec.model_validate(tree)
     except ValidationError as error:
         faults = error.errors()
-        told = [_sentence(fault, tree) for fault in faults[:MOST_FAULTS_TOLD]]
+        told = [_sentence(fault, tree) for fault in faults[:LISTED]]
         if len(faults) > len(told):
             told.append(f"and {len(faults) - len(told)} more")
         raise InvalidRunSpec("; ".join(told)) from error
