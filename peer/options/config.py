@@ -558,7 +558,7 @@ ONE_GPU: Final = "needs several GPUs of this machine; give --gpus all, or a numb
 
 
 def _split_fault(config: PeerConfig, spec: "RunSpec") -> str:
-    """Of a checkpoint's model the trainer says whether it can be divided."""
+    """GPUs cannot divide every model; the trainer finds it out of a checkpoint's."""
     from protocol.run.families import config_of_sizes, division_fault  # `--help` needs neither
 
     count = ranks_of(config.gpus)
