@@ -22,6 +22,7 @@ from peer.network.p2pd import CannotListen, P2pdFailed, bundled_binary
 from peer.network.reachability import Scope, scope_of
 from peer.observe.control import ControlFailed, NoDaemon
 from peer.observe.problems import CLOCK_OFFSET_S, NOTES
+from peer.observe.status import reach_line
 from peer.options.config import DEFAULT_PORT, PeerConfig
 from peer.options.exit_codes import ExitCode
 from peer.options.values import HostPort
@@ -269,22 +270,16 @@ def examine_here(config: PeerConfig) -> ExitCode:
 
 
 def running_findings(status: dict[str, Any]) -> Iterator[Finding]:
-    reach = status["reach"]
-    peers = len(status["peers"])
+    reach, peers = status["reach"], len(status["peers"])
     yield Finding("daemon", WELL, f"{status['state']}: {status['doing']}; other peers: {peers}")
     only, named_by = status["reachable_from"], status["address_from"]
     notes = [named_by, "" if only == Scope.ANYWHERE else f"only reachable from {only}"]
     note = "; ".join(filter(None, notes))
     yield Finding("address", WELL, f"{status['address']}{note and f' ({note})'}")
-    cure = "" if reach["reachable"] != "no" else "forward its port to avoid relays"
-    health = WELL if reach["reachable"] == "yes" else NOTE
-    families = f"IPv4 {reach['v4']}, IPv6 {reach['v6']}, by {reach['answers']} peers"
-    yield Finding("dial-back", health, f"{reach['reachable']} ({families})", cure)
-    yield Finding("router", WELL, f"{reach['nat']}")
-    lost = reach["reachable"] == "no" and not reach["relays"]
-    says = ", ".join(reach["relays"]) or "none is in use"
-    cure = "start one peer of the run on a machine with an open port"
-    yield _judged("relay", not lost, "no peer relays for this peer" if lost else says, cure)
+    undialable, relays = reach["reachable"] == "no", reach["relays"]
+    cure = "forward its port" if relays else "start one peer of the run where a port is open"
+    health = WELL if reach["reachable"] == "yes" else ILL if undialable and not relays else NOTE
+    yield Finding("dial-back", health, reach_line(reach), cure if undialable else "")
     for problem in status["problems"]:
         health = NOTE if problem["name"] in NOTES else ILL
         yield Finding("wrong", health, problem["words"], f"docs/{problem['help']}")

@@ -11,8 +11,9 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +42,78 @@ from peer.training.step import Stepper
 from peer.training.tensor_file import FileUnusable, TensorFile
 from protocol.content.samples import MEAN_NATS, ROUNDING_NATS, Float32Vector, shares_by_loss
 from protocol.errors import LocoError
+from protocol.membership.group import WHOLE_MODEL
 from protocol.names import short_id
 from protocol.run.layout import Layout, part_of_stage, stage_layouts, stage_of_part
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.progress import TaskProgress, Tell, nobody
 
-from .client import SLOW_S, spec_of, told
+from .client import SLOW_S, run_of, spec_of, told
 
 
 # --- export ---------------------------------------------------------------------------------------
 class ExportFailed(LocoError):
     """The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundWeights:
+    """Weights of a part of the model that can be had, where they stand, and how to read them."""
+
+    read: Callable[[], Float32Vector]
+    round: int | None
+    tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnState:
+    """The daemon's reply of where its state is, or why it gives none.
+
+    Attributes:
+        written: `path` of the state file, `part` of the model that it is of, and `round` and
+            `tokens` where it stands.
+    """
+
+    home: Home
+    written: Mapping[str, Any]
+    why: NoDaemon | NotNow | None = None
+
+    def find(self, part: str, layout: Layout, gone: ExitStack) -> FoundWeights:
+        """From our state, through the daemon from a peer, or from our newest checkpoint.
+
+        Raises NoDaemon, ControlFailed: there is none of it. ValueError, OSError.
+        """
+        try:
+            if self.why is not None:
+                raise self.why
+            if self.written["part"] == part:
+                read, reply = partial(slow_weights_in, Path(self.written["path"]), layout), None
+            else:
+                reply = fetched(self.home, part, layout.padded_parameters)
+                path = Path(reply["path"])
+                gone.callback(path.unlink, missing_ok=True)
+                read = partial(taken, path)
+        except (NoDaemon, ControlFailed) as error:
+            return self._kept(part, error)
+        told_of = reply or self.written
+        return FoundWeights(read, told_of.get("round"), told_of.get("tokens"))
+
+    def _kept(self, part: str, error: NoDaemon | ControlFailed) -> FoundWeights:
+        kept = None if stage_of_part(part) is not None else newest_kept(self.home, part)
+        if kept is None:
+            raise error
+        manifest = kept.manifest
+        why = f"{error}: taking the newest checkpoint of {part} here, of {manifest}"
+        print(why, file=sys.stderr, flush=True)
+        return FoundWeights(partial(slow_weights_of, kept), manifest.round, manifest.tokens)
+
+
+def own_state(home: Home, tell: Tell) -> OwnState:
+    tell(TaskProgress("the daemon writes its state"))
+    try:
+        return OwnState(home, told(home, "write_state", SLOW_S))
+    except (NoDaemon, NotNow) as error:
+        return OwnState(home, {}, error)
 
 
 def export_checkpoint(home: Home, directory: Path, without: Collection[int] = frozenset()) -> None:
@@ -67,62 +129,39 @@ def export_checkpoint(home: Home, directory: Path, without: Collection[int] = fr
         ControlFailed, HomeError
     """
     with shown("exporting") as tell:
-        written, why = own_state(home, tell)
-        if why is None:
-            export_state(home, written, directory, without, tell)
-        else:
-            tell(TaskProgress("checking the newest checkpoint"))
-            _export_kept(home, directory, why)
-
-
-def own_state(home: Home, tell: Tell) -> tuple[dict[str, Any], NoDaemon | NotNow | None]:
-    """The daemon's reply of where its state is; or why it gives none."""
-    tell(TaskProgress("the daemon writes its state"))
-    try:
-        return told(home, "write_state", SLOW_S), None
-    except (NoDaemon, NotNow) as error:
-        return {}, error
+        export_state(own_state(home, tell), directory, without, tell)
 
 
 def export_state(
-    home: Home,
-    written: Mapping[str, Any],
-    directory: Path,
-    without: Collection[int] = frozenset(),
-    tell: Tell = nobody,
+    own: OwnState, directory: Path, without: Collection[int] = frozenset(), tell: Tell = nobody
 ) -> None:
-    """Convert a state file. Raises as `export_checkpoint`.
-
-    Args:
-        written: the daemon's reply: `path` of the state file, `part` of the model that it is of,
-            and `round` and `tokens` where it stands.
-    """
-    spec = spec_of(home)
+    """Write a whole model, of parts as they are found. Raises as `export_checkpoint`."""
+    home, spec, written = own.home, run_of(own.home), own.written
+    stages = spec.pipeline.stages
     try:
         layout = whole_layout(home, spec)
-        path, own = Path(written["path"]), stage_of_part(written["part"])
-        if own is None:
-            weights_P = slow_weights_in(path, layout)
-        else:
-            weights_P = np.zeros(layout.padded_parameters, np.float32)
-            for stage, part in enumerate(stage_layouts(layout, spec.pipeline.stages)):
-                if stage in without:
+        parts = {WHOLE_MODEL: layout}
+        if stages > 1:
+            parts = {part_of_stage(n): each for n, each in enumerate(stage_layouts(layout, stages))}
+        weights_P: Float32Vector = np.zeros(layout.padded_parameters, np.float32)
+        with ExitStack() as gone:
+            for number, (part, its_layout) in enumerate(parts.items()):
+                if number in without:
                     continue
-                if stage == own:
-                    values = slow_weights_in(path, part)
+                tell(TaskProgress(f"fetching {part}", number, len(parts), "parts"))
+                found = own.find(part, its_layout, gone)
+                if stages == 1:
+                    weights_P = found.read()
                 else:
-                    tell(
-                        TaskProgress(
-                            f"fetching stage {stage}", stage, spec.pipeline.stages, "stages"
-                        )
-                    )
-                    size, name = part.padded_parameters, part_of_stage(stage)
-                    values = taken(Path(fetched(home, name, size)["path"]))
-                _place(weights_P, layout, values, part)
+                    _place(weights_P, layout, found.read(), its_layout)
+    except (NoDaemon, NotNow) as error:
+        more = "the home has no checkpoint either" if stages == 1 else "a stage alone is no model"
+        raise type(error)(f"{error}; {more}") from error
     except (ValueError, OSError) as error:
         raise ExportFailed(f"cannot export: {error}") from error
     tell(TaskProgress(f"writing {directory}"))
-    export_weights(home, spec, weights_P, directory, written.get("round"), written.get("tokens"))
+    stands = written.get("round", found.round), written.get("tokens", found.tokens)
+    export_weights(home, spec, weights_P, directory, *stands)
 
 
 def fetched(
@@ -227,23 +266,6 @@ def slow_weights_of(kept: Checkpoint) -> Float32Vector:
     except FileUnusable as torn:
         raise ExportFailed(f"{kept.path}: {torn}") from torn
     return weights_P
-
-
-def _export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
-    """Export the newest whole checkpoint. Raises `error`, the daemon's, where there is none."""
-    found = newest_kept(home)
-    if found is None:
-        raise type(error)(f"{error}; the home has no checkpoint either") from error
-    manifest = found.manifest
-    stage = stage_of_part(manifest.part)
-    is_running = isinstance(error, NotNow)
-    why = f"the daemon of {home.root} {'gives no state now' if is_running else 'is not running'}"
-    if stage is not None:
-        cure = "try again when it trains" if is_running else "start it, to fetch the other stages"
-        raise ExportFailed(f"{why}, and its checkpoint holds only stage {stage}: {cure}") from error
-    print(f"{why}: taking its newest checkpoint, of {manifest}", file=sys.stderr, flush=True)
-    spec, weights_P = spec_of(home), slow_weights_of(found)
-    export_weights(home, spec, weights_P, directory, manifest.round, manifest.tokens)
 
 
 @contextmanager

@@ -9,11 +9,10 @@ folder never holds half an ensemble that nobody asked for.
 
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from peer.state.home import Home
 from peer.state.moe import Domain, NoMixture, compared, merged
 from peer.training.corpus.folder import kept_corpus, open_corpus
 from peer.training.corpus.tokenizer import ByteTokenizer, FileTokenizer
-from protocol.content.samples import ROUNDING_NATS, Float32Vector
+from protocol.content.samples import ROUNDING_NATS
 from protocol.errors import InvalidRunSpec
 from protocol.experts.ensemble import Combination, Posterior
 from protocol.experts.matrix import lines_of_table
@@ -37,16 +36,13 @@ from protocol.schedule.progress import TaskProgress, Tell
 from .client import SLOW_S, run_of, told
 from .export import (
     ExportFailed,
+    FoundWeights,
     export_checkpoint,
     export_swarm,
     export_weights,
-    fetched,
     folder_in,
     newest_kept,
     own_state,
-    slow_weights_in,
-    slow_weights_of,
-    taken,
     tokenizer_json_of,
     whole_layout,
 )
@@ -56,16 +52,6 @@ MERGE_BLOCKS: Final = 64
 
 SCORED_TOKENS: Final = 4096
 """The end of a prompt tells experts apart, and fits a request to the daemon."""
-
-
-@dataclass(frozen=True, slots=True)
-class FoundExpert:
-    """Weights that can be had, where they stand, and how to read them."""
-
-    number: int
-    read: Callable[[], Float32Vector]
-    round: int | None
-    tokens: int | None
 
 
 def export_run(
@@ -196,13 +182,13 @@ def _export(home: Home, directory: Path, names: Collection[str] | None, tell: Te
     run = run_of(home)
     with ExitStack() as gone:
         found = _gathered(home, run, numbers_of(run, names), tell, gone)
-        for number, expert in enumerate(found):
-            name, spec = run.experts[expert.number].name, run.of_expert(expert.number)
-            tell(TaskProgress(f"writing {name}", number, len(found), "experts"))
+        for count, (number, weights) in enumerate(found.items()):
+            name, spec = run.experts[number].name, run.of_expert(number)
+            tell(TaskProgress(f"writing {name}", count, len(found), "experts"))
             target = directory / name
-            export_weights(home, spec, expert.read(), target, expert.round, expert.tokens)
+            export_weights(home, spec, weights.read(), target, weights.round, weights.tokens)
     try:
-        write_ensemble(directory, run, [expert.number for expert in found])
+        write_ensemble(directory, run, [*found])
     except OSError as error:
         raise ExportFailed(f"cannot export: {error}") from error
 
@@ -210,60 +196,30 @@ def _export(home: Home, directory: Path, names: Collection[str] | None, tell: Te
 # --- gathering ------------------------------------------------------------------------------------
 def _gathered(
     home: Home, run: RunSpec, numbers: list[int], tell: Tell, gone: ExitStack
-) -> list[FoundExpert]:
+) -> dict[int, FoundWeights]:
     """Gather the weights of these experts. Raises ExportFailed: some are not to be had."""
-    own, why = own_state(home, tell)
-    found, missing = list[FoundExpert](), dict[str, str]()
+    own = own_state(home, tell)
+    found, missing = dict[int, FoundWeights](), dict[str, str]()
     for count, number in enumerate(numbers):
         name = run.experts[number].name
         tell(TaskProgress(f"fetching {name}", count, len(numbers), "experts"))
         try:
-            found.append(_found(home, run, number, own, gone))
-        except ControlFailed as error:
-            if (kept := _kept(home, name, number, str(why or error))) is None:
-                missing[name] = str(why or error)
-            else:
-                found.append(kept)
+            layout = whole_layout(home, run.of_expert(number))
+            found[number] = own.find(part_of_expert(number), layout, gone)
+        except (NoDaemon, ControlFailed) as error:
+            missing[name] = str(error)
         except (ValueError, OSError) as error:
             raise ExportFailed(f"cannot export {name}: {error}") from error
     if not missing:
         return found
-    if why is not None and not found:
-        raise type(why)(f"{why}; the home has no checkpoint either") from why
+    if own.why is not None and not found:
+        raise type(own.why)(f"{own.why}; the home has no checkpoint either") from own.why
     reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
-    others = ",".join(run.experts[each.number].name for each in found)
+    others = ",".join(run.experts[number].name for number in found)
     cure = f", or take the others alone: --experts {others}" if others else ""
     raise ExportFailed(
         f"not all experts are to be had ({reasons}). Start a peer of each that is missing{cure}"
     )
-
-
-def _found(
-    home: Home, run: RunSpec, number: int, own: dict[str, Any], gone: ExitStack
-) -> FoundExpert:
-    """From the daemon, or through it. Raises ControlFailed, ValueError, OSError."""
-    if not own:
-        raise ControlFailed("there is no daemon")
-    part, layout = part_of_expert(number), whole_layout(home, run.of_expert(number))
-    if own["part"] == part:
-        path = Path(own["path"])
-        return FoundExpert(
-            number, lambda: slow_weights_in(path, layout), own["round"], own["tokens"]
-        )
-    reply = fetched(home, part, layout.padded_parameters)
-    path = Path(reply["path"])
-    gone.callback(path.unlink, missing_ok=True)
-    return FoundExpert(number, lambda: taken(path), reply["round"], reply["tokens"])
-
-
-def _kept(home: Home, name: str, number: int, why: str) -> FoundExpert | None:
-    kept = newest_kept(home, part_of_expert(number))
-    if kept is None:
-        return None
-    manifest = kept.manifest
-    said = f"{name}: {why}; taking the newest checkpoint of it here, of {manifest}"
-    print(said, file=sys.stderr, flush=True)
-    return FoundExpert(number, lambda: slow_weights_of(kept), manifest.round, manifest.tokens)
 
 
 # --- one mixture ----------------------------------------------------------------------------------

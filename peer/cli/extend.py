@@ -13,8 +13,7 @@ from peer.state.home import Home
 from peer.state.kept_files import AdmissionFile
 from peer.training.corpus.folder import kept_corpus
 from protocol.admission.register import Mode, Register
-from protocol.run.amendments import AmendedSpec
-from protocol.run.kept_statements import take
+from protocol.run.amendments import AmendedSpec, take_statement
 from protocol.run.run_spec import CONVERSATIONS, RunSpec, validated
 
 from .client import run_of, spec_of
@@ -83,7 +82,7 @@ def _admission(home: Home) -> tuple[Mode, set[str]]:
     amended, listed = AmendedSpec(spec, run_id, founder), spec.admission.peers
     register = Register(Mode(spec.admission.mode), run_id, founder, listed)
     for statement in kept.statements:
-        take(statement, register, amended)
+        take_statement(statement, register, amended)
     known = register.known_peers.union(listed)
     return register.mode, {peer_id for peer_id in known if register.refusal_of(peer_id) is None}
 

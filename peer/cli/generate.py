@@ -69,28 +69,22 @@ def _write(folder: Path, without: frozenset[int], prompt: str, draw: Draw) -> No
     together = holds_experts(folder)
     try:
         check_left_out(without, 1 if together else stages_of_export(folder))
-        (_write_together if together else _write_alone)(folder, without, prompt, draw)
+        from peer.state.export import ExportedModel, Sampling, continue_together
+
+        if together:
+            from peer.state.ensemble_reader import ExpertEnsemble
+
+            with shown("loading the experts"):
+                ensemble = ExpertEnsemble(folder)
+            continue_together(ensemble, prompt, Sampling(*draw), _say)
+        else:
+            with shown("loading the model"):
+                model = ExportedModel(folder)
+            model.leave_out(without)
+            model.continue_text(prompt, Sampling(*draw), _say)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
     print()
-
-
-def _write_alone(folder: Path, without: frozenset[int], prompt: str, draw: Draw) -> None:
-    from peer.state.export import ExportedModel, Sampling
-
-    with shown("loading the model"):
-        model = ExportedModel(folder)
-    model.leave_out(without)
-    model.continue_text(prompt, Sampling(*draw), _say)
-
-
-def _write_together(folder: Path, _: frozenset[int], prompt: str, draw: Draw) -> None:
-    from peer.state.ensemble_reader import ExpertEnsemble
-    from peer.state.export import Sampling, continue_together
-
-    with shown("loading the experts"):
-        ensemble = ExpertEnsemble(folder)
-    continue_together(ensemble, prompt, Sampling(*draw), _say)
 
 
 def _say(text: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import psutil
 import torch
 
@@ -23,7 +24,7 @@ from peer.process.bottom_line import shown
 from peer.training.device import Precision, choose_device, choose_precision, is_out_of_memory
 from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import inner_optimizer
-from peer.training.step import Stepper, largest_power_of_two
+from peer.training.step import Stepper, fit_micro_batch, largest_power_of_two
 from protocol.pipeline.question import TRAINING_PER_FORWARD
 from protocol.pipeline.tables import OPTIONAL_PEER_COLUMNS, PEER_COLUMNS, USUAL_SLOTS
 from protocol.run.needs import parameters_of, vocabulary_of
@@ -109,7 +110,7 @@ class _Trial:
         end_s, size = self.clock_s() + seconds, 1
         most = largest_power_of_two(self.spec.training.batch_size)
         self.tell(TaskProgress("the first step" + ", which compiles" * self.model.is_compiled))
-        self._find_a_way(size)
+        fit_micro_batch(self.stepper, self._blocks(size))
         step_s = self._step_s(size)
         while size < most and step_s < seconds / PARTS_OF_TIME:
             self.tell(TaskProgress(f"{2 * size} sequences at once"))
@@ -130,17 +131,6 @@ class _Trial:
             found.append(self._step_s(size))
         return size, float(np.median(found))
 
-    def _find_a_way(self, size: int) -> None:
-        """The first step compiles, and takes memory; a trainer that fails there goes on, too."""
-        while True:
-            try:
-                self._step_s(size)
-                return
-            except Exception as error:
-                if not self.stepper.goes_on_after(error, size):
-                    raise
-                torch.cuda.empty_cache()
-
     def optimizer_s(self) -> float:
         step = self.stepper.optimizer.step
         return min(self._timed(lambda: float(step(self._rate))) for _ in range(3))
@@ -149,11 +139,13 @@ class _Trial:
     def _rate(self) -> float:
         return self.spec.optimizer.learning_rate
 
-    def _step_s(self, size: int) -> float:
+    def _blocks(self, size: int) -> npt.NDArray[np.int64]:
         shape = size, self.spec.model.context_length + 1
         draws = np.random.default_rng(self.spec.seed)
-        blocks = draws.integers(0, vocabulary_of(self.spec), shape, dtype=np.int64)
-        self.stepper.micro_batch = size
+        return draws.integers(0, vocabulary_of(self.spec), shape, dtype=np.int64)
+
+    def _step_s(self, size: int) -> float:
+        blocks, self.stepper.micro_batch = self._blocks(size), size
         return self._timed(lambda: float(self.stepper.step(blocks, self._rate).loss))
 
     def _timed(self, task: Callable[[], float]) -> float:

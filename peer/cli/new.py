@@ -15,25 +15,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel
-
 from peer.options.config import ConfigError, check_stages
 from peer.options.needs_told import corpus_tokens_of, told_needs
 from peer.runtime.files import replace_file
-from protocol.run.families import MIXTURES
 from protocol.run.run_spec import (
-    KEYS_OF_WHOLE_MODELS,
     OF_MIXTURES,
     SOURCES,
     DataSection,
     ExpertSection,
-    ModelSection,
     RunSpec,
-    SyncSection,
     validated,
 )
-from protocol.run.sections import OptimizerSection, PipelineSection, Section, section_in
-from protocol.run.ways import CODECS, WAYS, others_keys
+from protocol.run.sections import PipelineSection, Section, section_in
+from protocol.run.ways import CODECS, WAYS
 
 SECTIONS: Final[Mapping[str, str]] = {
     "model": "A decoder: llama, qwen3, mistral, gemma3_text, mixtral, ...",
@@ -64,7 +58,7 @@ def of_codecs() -> str:
     )
 
 
-def _told(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _told(section: type[Section], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Every key of a section, and the words below it in its file."""
     for each in (cls for cls in reversed(section.__mro__) if issubclass(cls, Section)):
         (cls,) = ast.parse(inspect.getsource(each)).body
@@ -100,8 +94,6 @@ SET_BY_START: Final = frozenset(
         "frozen",
     }
 )
-OF_THEIR_OWN: Final = ("experts", "ensemble", "adapter", "muon")
-"""Sections and tables below all keys, where they are chosen."""
 OF_EXPERTS: Final = ("experts.model.", "experts.training.", "experts.frozen.")
 """Sections inside an expert: their keys are explained where the run's own stand."""
 EXPLANATIONS: Final[Mapping[str, str]] = {
@@ -384,7 +376,8 @@ def toml_of(spec: RunSpec, preset: str) -> str:
     """The file's text, of which no key is missing."""
     chosen = dict(_keys(spec))
     if spec.model.init_from is not None:
-        chosen = {path: value for path, value in chosen.items() if path not in OF_CHECKPOINT}
+        its_own = {*OF_CHECKPOINT, *(f"model.{key}" for key in OF_MIXTURES)}
+        chosen = {path: value for path, value in chosen.items() if path not in its_own}
     first = {path: chosen.pop(path) for path in FIRST_KEYS if chosen.get(path) is not None}
     lines = [*_head(spec, preset), *(_beside(*entry) for entry in first.items()), "", *LINE]
     return "\n".join([*lines, *_rest(spec, chosen)]) + "\n"
@@ -447,11 +440,11 @@ def _of_expert(expert: ExpertSection, spec: RunSpec) -> Iterator[str]:
         yield _explained(f"{key} = {value}", EXPLANATIONS[f"experts.{of}"])
 
 
-def _keys(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    inner: list[tuple[str, BaseModel]] = []
+def _keys(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    inner: list[tuple[str, Section]] = []
     for name, value in section:
         path = prefix + name
-        if isinstance(value, BaseModel):
+        if isinstance(value, Section):
             inner.append((path, value))
         elif path not in SET_BY_START and not _is_idle(section, name):
             yield path, value
@@ -459,29 +452,17 @@ def _keys(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from _keys(value, f"{path}.")
 
 
-def _is_idle(section: BaseModel, name: str) -> bool:
+def _is_idle(section: Section, name: str) -> bool:
+    """Whether a key says nothing beside the others, or is a section that stands elsewhere."""
     match section:
-        case ModelSection():
-            return name in OF_MIXTURES and section.family not in MIXTURES
         case PipelineSection():
             return section.stages == 1
-        case DataSection():
-            speaks = section.chat_template is not None or section.source.startswith("chat:")
-            without = {"replay", "replay_share"} if section.replay is None else set()
-            return name in without or (name == "chat_template" and not speaks)
-        case OptimizerSection() | RunSpec():
-            return name in OF_THEIR_OWN
-        case SyncSection():
-            return _is_idle_of_sync(section, name)
-    return False
-
-
-def _is_idle_of_sync(section: SyncSection, name: str) -> bool:
-    own = WAYS[section.method].section
-    others_sections = {row.section for row in WAYS.values()} - {own}
-    if section.noloco is not None and not section.noloco.is_whole and name in KEYS_OF_WHOLE_MODELS:
-        return True
-    return name in others_keys(section.method) or name in others_sections
+        case DataSection() if name == "chat_template":
+            return section.chat_template is None and not section.source.startswith("chat:")
+        case DataSection() if name == "replay":
+            return section.replay is None
+    in_it = section_in(type(section).model_fields[name].annotation)
+    return in_it is not None or name in section.idle()
 
 
 def _literal(value: Any) -> str:

@@ -40,8 +40,7 @@ from protocol.limits import (
 )
 from protocol.membership.book import Fault, PeerBook
 from protocol.outcomes import RefusalReason
-from protocol.run.amendments import AmendedSpec, Amendment, Changes
-from protocol.run.kept_statements import take
+from protocol.run.amendments import AmendedSpec, Amendment, Changes, take_statement
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 from protocol.wire.messages import Hello, Refusal, Statements
@@ -208,7 +207,9 @@ class Admission:
 
     def _take(self, statement: bytes) -> bool:
         """Keep a statement if it is new; whether it was. Raises RemoteProtocolError."""
-        taken = take(statement, self._known_register(), self.amended, self._facts.successor)
+        taken = take_statement(
+            statement, self._known_register(), self.amended, self._facts.successor
+        )
         if isinstance(taken, Successor):
             self._facts.successor = taken
             run_id, address = taken.run_id, taken.address

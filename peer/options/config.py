@@ -13,7 +13,7 @@ costs its owner a night.
 import dataclasses
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -445,7 +445,7 @@ def check_environment(environment: Mapping[str, str]) -> None:
     for name, value in sorted(environment.items()):
         ours = name.startswith(ENVIRONMENT_PREFIX) and name not in known
         if ours and not is_service_link(name, value):
-            raise ConfigError(f"unknown environment variable {name}{_hint(name, known)}")
+            raise ConfigError(f"unknown environment variable {name}{nearest(name, known)}")
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:
@@ -456,7 +456,7 @@ def _read_file(path: Path) -> Mapping[str, Any]:
     known = [option.key for option in OPTIONS.values() if option.name != "home"]
     for key in tree:
         if key not in known:
-            raise ConfigError(f"unknown key '{key}' in {path}{_hint(key, known)}")
+            raise ConfigError(f"unknown key '{key}' in {path}{nearest(key, known)}")
     return tree
 
 
@@ -475,17 +475,6 @@ def read_text(path: Path, most_bytes: int) -> str:
         raise ConfigError(f"{path} line {line}: not UTF-8 text; save it as UTF-8") from error
 
 
-REMOVED: Final = {
-    "quic": "QUIC was removed, because strangers could make it take all memory. Delete it",
-}
-"""Options that were removed."""
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    removed = REMOVED.get(name.removeprefix(ENVIRONMENT_PREFIX).lower())
-    return nearest(name, known) if removed is None else f": {removed}"
-
-
 # --- options against the run ----------------------------------------------------------------------
 
 
@@ -494,19 +483,11 @@ def check_options(config: PeerConfig, spec: "RunSpec") -> None:
     if config.expert is not None:
         spec.expert_named(config.expert)
     check_stages(spec)
-    check_overlap_steps(config.overlap_steps, config.given("overlap-steps"), spec)
-    stages = spec.pipeline.stages
-    if config.gpus is not None:
-        check_gpus(config.gpus, config.given("gpus"), spec, split_context=config.split_context)
-    if config.split_context:
-        check_split_context(config.gpus, config.given("split-context"), spec)
-    if config.shard_weights:
-        check_shards(config, spec)
-    if config.stage is not None and not (stages > 1 and config.stage < stages):
-        why = "this run has no stages; leave it out"
-        if stages > 1:
-            why = f"must be from 0 to {stages - 1}, the run's stages; or leave it out"
-        raise ConfigError(f"{config.given('stage')}: {why}")
+    for name, fault_of in FAULTS.items():
+        option = OPTIONS[name]
+        is_given = getattr(config, option.attribute) is not option.default  # 0 is given
+        if is_given and (fault := fault_of(config, spec)):
+            raise ConfigError(f"{config.given(name)}: {fault}")
 
 
 def refuse_experts(spec: "RunSpec", what: str) -> None:
@@ -550,79 +531,82 @@ def check_stages(spec: "RunSpec") -> None:
             )
 
 
-def check_gpus(gpus: str, given: str, spec: "RunSpec", *, split_context: bool) -> None:
-    """Refuse several GPUs for what one trains. Raises ConfigError, which begins with `given`."""
+# --- what is wrong with an option that is given; empty where nothing is ---
+def _stage_fault(config: PeerConfig, spec: "RunSpec") -> str:
+    stage, stages = config.stage, spec.pipeline.stages
+    if stages == 1:
+        return "this run has no stages; leave it out"
+    fits = stage is not None and stage < stages
+    return "" if fits else f"must be from 0 to {stages - 1}, the run's stages; or leave it out"
+
+
+def _gpus_fault(config: PeerConfig, spec: "RunSpec") -> str:
     if spec.pipeline.stages > 1:
-        raise ConfigError(
-            f"{given}: a stage of a pipeline is trained on one device; leave it out, and start a"
-            " peer for each GPU, with --device cuda:N and a home of its own"
+        return (
+            "a stage of a pipeline is trained on one device; leave it out, and start a peer for"
+            " each GPU, with --device cuda:N and a home of its own"
         )
-    count, batch = ranks_of(gpus), min(each.training.batch_size for each in spec.models)
-    if count is not None and count > batch and not split_context:
-        raise ConfigError(
-            f"{given}: a step has {batch} sequences (training.batch_size), fewer than that;"
-            f" give at most {batch}"
-        )
+    count, batch = ranks_of(config.gpus), min(each.training.batch_size for each in spec.models)
+    if count is None or count <= batch or config.split_context:
+        return ""
+    return (
+        f"a step has {batch} sequences (training.batch_size), fewer than that; give at most {batch}"
+    )
 
 
-def check_split_context(gpus: str | None, given: str, spec: "RunSpec") -> None:
-    """Refuse what GPUs cannot divide, where it is known. Raises ConfigError, as `check_gpus`."""
-    count = _several(gpus, given)
+ONE_GPU: Final = "needs several GPUs of this machine; give --gpus all, or a number above 1"
+
+
+def _split_fault(config: PeerConfig, spec: "RunSpec") -> str:
+    """GPUs cannot divide every model; the trainer finds it out of a checkpoint's."""
     from protocol.run.families import config_of_sizes, division_fault  # `--help` needs neither
 
-    for each in spec.models:
-        if each.frozen is not None:
-            config = each.frozen.config
-        elif each.model.init_from is None:
-            config = json.dumps(config_of_sizes(each.model, 1))
-        else:
-            continue  # of a checkpoint that the trainer reads
-        if count and (why := division_fault(config, count)):
-            raise ConfigError(f"{given}: {why}")
+    count = ranks_of(config.gpus)
+    if count == 1:
+        return ONE_GPU
+    texts = [
+        json.dumps(config_of_sizes(each.model, 1)) if each.frozen is None else each.frozen.config
+        for each in spec.models
+        if each.frozen is not None or each.model.init_from is None
+    ]
+    faults = (division_fault(text, count) for text in texts if count)
+    return next(filter(None, faults), "")
 
 
-def check_shards(config: PeerConfig, spec: "RunSpec") -> None:
-    """Refuse parts of the weights for what needs all on each GPU. Raises ConfigError."""
+def _shards_fault(config: PeerConfig, spec: "RunSpec") -> str:
+    """Parts of the weights are not for what needs all on each GPU."""
     from protocol.run.needs import sharding_fault
 
-    given = config.given("shard-weights")
-    _several(config.gpus, given)
+    if ranks_of(config.gpus) == 1:
+        return ONE_GPU
     if config.split_context:
-        raise ConfigError(f"{given}: not together with {config.given('split-context')} so far")
-    for why in filter(None, map(sharding_fault, spec.models)):
-        raise ConfigError(f"{given}: {why}")
+        return f"not together with {config.given('split-context')} so far"
+    return next(filter(None, map(sharding_fault, spec.models)), "")
 
 
-def _several(gpus: str | None, given: str) -> int | None:
-    """How many devices that names, as `ranks_of`. Raises ConfigError: it is one, or none."""
-    if gpus is None or (count := ranks_of(gpus)) == 1:
-        raise ConfigError(
-            f"{given}: needs several GPUs of this machine; give --gpus all, or a number above 1"
-        )
-    return count
-
-
-def ranks_of(gpus: str) -> int | None:
-    """How many devices that names; None is all there are."""
-    if gpus == "all":
-        return None
+def ranks_of(gpus: str | None) -> int | None:
+    """How many devices that names: one where none is named; None is all there are."""
+    if gpus is None or gpus == "all":
+        return 1 if gpus is None else None
     return int(gpus) if gpus.isdecimal() else len(gpus.split(","))
 
 
-def check_overlap_steps(overlap_steps: int | None, given: str, spec: "RunSpec") -> None:
-    """Refuse a tau where fragments have none, and one that reaches the next send.
-
-    Raises ConfigError, which begins with `given`: how it was given.
-    """
-    if overlap_steps is None:
-        return
+def overlap_fault(steps: int, spec: "RunSpec") -> str:
+    """A tau is for runs with fragments, and ends before the next send."""
     if spec.sync.diloco is None:
-        raise ConfigError(
-            f"{given}: this run waits for no fragments (sync.method = '{spec.sync.method}');"
-            " leave it out"
-        )
-    if overlap_steps >= spec.sync.round_steps:
-        raise ConfigError(
-            f"{given}: must be below the run's inner_steps ({spec.sync.round_steps});"
-            " lower it, or leave it out"
-        )
+        method = spec.sync.method
+        return f"this run waits for no fragments (sync.method = '{method}'); leave it out"
+    if steps < spec.sync.round_steps:
+        return ""
+    return (
+        f"must be below the run's inner_steps ({spec.sync.round_steps}); lower it, or leave it out"
+    )
+
+
+FAULTS: Final[Mapping[str, Callable[[PeerConfig, "RunSpec"], str]]] = {
+    "overlap-steps": lambda config, spec: overlap_fault(config.overlap_steps or 0, spec),
+    "gpus": _gpus_fault,
+    "split-context": _split_fault,
+    "shard-weights": _shards_fault,
+    "stage": _stage_fault,
+}

@@ -48,7 +48,7 @@ from peer.network.simulated import (
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.status import Status
-from peer.options.config import check_overlap_steps
+from peer.options.config import ConfigError, overlap_fault
 from peer.process.rejoin import JoinAgain
 from peer.rounds.loop import TrainingImpossible
 from peer.runtime import PeerId
@@ -175,7 +175,8 @@ class SimulatedPeer:
 
     def _check_spec(self, spec: RunSpec, _: int | None) -> None:
         steps = self.machine.overlap_steps
-        check_overlap_steps(steps, f"overlap-steps = {steps}", spec)
+        if steps is not None and (fault := overlap_fault(steps, spec)):
+            raise ConfigError(f"overlap-steps = {steps}: {fault}")
 
     def _parts(self, write_line: Callable[[bytes], None]) -> PeerParts:
         wall_time_s = self.directory.swarm_time_s

@@ -34,7 +34,8 @@ import blake3
 from pydantic import ValidationError
 
 from protocol.address.peer_id import PUBLIC_KEY_BYTES, Sign
-from protocol.admission.statements import check, opened, seal
+from protocol.admission.register import Mode, Register
+from protocol.admission.statements import Successor, check, is_successor, opened, seal
 from protocol.errors import InvalidRunSpec, RemoteProtocolError
 from protocol.limits import EPSILON, MAX_AMENDMENTS
 
@@ -311,10 +312,7 @@ class AmendedSpec:
 
     # --- what is in force -------------------------------------------------------------------------
     def at_round(self, round_: int) -> RunSpec:
-        for from_round, spec in reversed(self._in_force):
-            if from_round <= round_:
-                return spec
-        return self.founding
+        return _at(self._in_force, max(0, round_))
 
     def at_step(self, step: float) -> RunSpec:
         return self.at_round(int((step + EPSILON) // self.founding.sync.round_steps))
@@ -371,3 +369,29 @@ class AmendedSpec:
 
 def _digest(amendment: Amendment) -> bytes:
     return blake3.blake3(amendment.sealed).digest()
+
+
+# --- all that is signed of a run ------------------------------------------------------------------
+def take_statement(
+    statement: bytes, register: Register, amended: AmendedSpec, before: Successor | None = None
+) -> Amendment | Successor | bool:
+    """Keep a statement if it is new, and say what it is; False where it is not, or is refused.
+
+    A successor is the caller's to keep; `before` is the one that it has.
+
+    Raises RemoteProtocolError: it is no statement of this run.
+    """
+    if register.knows(statement) or (before is not None and statement == before.sealed):
+        return False
+    if is_successor(statement):
+        named = Successor.read(statement, register.run_id)
+        if not register.is_founder(named.signer):
+            raise RemoteProtocolError("a successor that the founder has not named")
+        return named if named.comes_after(before) else False
+    if not is_amendment(statement):
+        return register.take(statement)
+    amendment = amended.take(statement)
+    if amendment is None:
+        return False
+    register.mode = Mode(amended.last.admission.mode)
+    return amendment

@@ -11,7 +11,7 @@ that says what to change.
 import json
 import tomllib
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import blake3
 from pydantic import (
@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_PARAMETERS, MAX_SPEC_BYTES, MAX_STAGES
-from protocol.names import nearest, printable
+from protocol.names import LISTED, nearest, printable
 
 from .families import MIXTURES, WITH_STAGES, config_fault, decoder_of, known_family
 from .layout import ALIGNMENT, expert_of_part
@@ -33,6 +33,7 @@ from .sections import (
     LIST,
     MAX_STEPS,
     MISFIT,
+    SIGNED,
     AdapterSection,
     AdmissionSection,
     DilocoSection,
@@ -42,6 +43,7 @@ from .sections import (
     PipelineSection,
     Section,
     misfit,
+    one_of,
     overlaid,
     section_in,
     with_section,
@@ -57,40 +59,37 @@ STDLIB_BYTES: Final = 8_000_000
 """Bound of the `stdlib` corpus, so that a joiner has it within seconds over a home uplink."""
 OF_MIXTURES: Final = ("experts", "experts_per_token", "balance")
 """Keys of [model] that say nothing to a family without experts."""
-LATER_KEYS: Final = (
-    *(("model", key) for key in OF_MIXTURES),
-    *(("experts", "model", key) for key in OF_MIXTURES),
-    *(("optimizer", key) for key in ("name", "muon", "moments")),
-    ("sync", "diloco", "robust"),
-    *(("data", key) for key in ("chat_template", "mask_documents", "document_end")),
-    *(("data", key) for key in ("replay", "replay_share")),
-    ("adapter",),
-    ("experts", "frozen", "weights"),
-    ("frozen", "weights"),
-    ("experts",),
-    ("ensemble",),
-)
-"""Keys that canonical bytes leave out at their default: runs that were founded before there was a
-choice keep their ids (decisions 0033 and 0056)."""
 KEYS_OF_WHOLE_MODELS: Final = ("gamma", "overlap")
 """Keys of [sync] that say nothing to pairs that average fragments."""
-E3M0_GONE: Final = (
-    "e3m0 is gone: commit 6613df92 had it last; go on with the run in that, or found a new one with"
-    " 'int4', which has half of its error in as many bytes"
-)
-GASLOC_GONE: Final = (
-    "GASLoC is gone: commit 6613df92 had it last; export the run's model with that, and found a new"
-    " run with method = 'noloco' and the export as model.init_from"
-)
+GONE: Final = {
+    "pipeline.codec = int4": "6613df92",
+    "sync.codec = e3m0": "6613df92",
+    "sync.diloco.error_feedback": "6613df92",
+    "sync.gasloc": "6613df92",
+    "sync.method = gasloc": "6613df92",
+    "sync.streaming": "c7cbd76b",
+}
+"""Keys and values of older runs, and the last commit that has them (docs/decisions)."""
 KINDS: Final = {"model_type": "must be a section", "tuple_type": "must be a list"}
 """Words for errors of these types, where the library speaks of Python's types."""
 MAX_SHOWN_CHARS: Final = 80
 """The most that is shown of a wrong value or key: it may be a stranger's."""
-MOST_FAULTS_TOLD: Final = 10
+
+
+def _known_source(source: str) -> str:
+    if source.partition(":")[0] not in SOURCES:
+        what = f"unknown data source; use one of {', '.join(SOURCES)}"
+        raise PydanticCustomError("source", "{what}", {"what": what})
+    return source
+
+
+Source = Annotated[str, AfterValidator(_known_source)]
 
 
 class ModelSection(Section):
     """A decoder, from these sizes or from a checkpoint."""
+
+    later: ClassVar = OF_MIXTURES
 
     family: Annotated[str, AfterValidator(known_family)] = "llama"
     """What transformers calls model_type (families.py)."""
@@ -119,6 +118,12 @@ class ModelSection(Section):
     init_from: str | None = None
     """Begin from this checkpoint (folder or hub id): sizes, tokenizer, weights."""
 
+    def idle(self) -> dict[str, str]:
+        if self.family in MIXTURES or self.init_from is not None:
+            return {}
+        what = f"to '{self.family}': use family = '{MIXTURES[0]}', or leave it out"
+        return dict.fromkeys(OF_MIXTURES, what)
+
     def _faults(self) -> Iterator[PydanticCustomError]:
         if self.init_from is not None:
             return  # family and sizes are the checkpoint's
@@ -130,26 +135,23 @@ class ModelSection(Section):
             yield self._misfit(
                 "num_heads", f"must be a multiple of num_kv_heads ({self.num_kv_heads})"
             )
-        if self.family not in MIXTURES:
-            for key in OF_MIXTURES:
-                if not self._has_default(key):
-                    what = f"says nothing to '{self.family}': use family = '{MIXTURES[0]}'"
-                    yield self._misfit(key, f"{what}, or leave it out")
-        elif self.experts_per_token > self.experts:
+        if self.family in MIXTURES and self.experts_per_token > self.experts:
             yield self._misfit("experts_per_token", f"must be 1 to {self.experts}, the experts")
 
 
 class DataSection(Section):
     """The corpus. `manifest` is filled in by `start`: it freezes the corpus by digest."""
 
-    source: str = "stdlib"
+    later: ClassVar = ("chat_template", "mask_documents", "document_end", "replay", "replay_share")
+
+    source: Source = "stdlib"
     """'stdlib', 'text:GLOB', 'tokens:FILE', 'jsonl:GLOB', 'parquet:GLOB', 'hf:NAME' or
     'chat:GLOB'."""
     tokenizer: str = "bytes"
     """'bytes', or a Hugging Face tokenizer; leave it out with init_from."""
     chat_template: Annotated[str, Field(max_length=65536)] | None = None
     """How `chat:` conversations are written, in Jinja; the tokenizer's when left out."""
-    replay: str | None = None
+    replay: Source | None = None
     """Older texts to train on beside those of the source, named as that is."""
     replay_share: Annotated[float, Field(gt=0, le=0.99)] = 0.25
     """Their part of all tokens."""
@@ -166,18 +168,16 @@ class DataSection(Section):
     document_end: Annotated[int, Field(ge=0, lt=MAX_PARAMETERS)] | None = None
     """The token behind each document; set by the founder's `start` with mask_documents."""
 
+    def idle(self) -> dict[str, str]:
+        replay = {"replay_share": "without data.replay; leave it out"}
+        mask = {"document_end": "without mask_documents: leave it out"}
+        return {**(replay if self.replay is None else {}), **({} if self.mask_documents else mask)}
+
     def _faults(self) -> Iterator[PydanticCustomError]:
-        for key in ("source", "replay"):
-            if (getattr(self, key) or SOURCES[0]).partition(":")[0] not in SOURCES:
-                yield self._misfit(key, f"unknown data source; use one of {', '.join(SOURCES)}")
-        if self.replay is None and not self._has_default("replay_share"):
-            yield self._misfit("replay_share", "says nothing without data.replay; leave it out")
         kinds = [source.partition(":")[0] for source in self.sources]
         if self.mask_documents and CONVERSATIONS in kinds:
             what = "no token of its own ends a conversation, so none can be told from the next"
             yield self._misfit("mask_documents", f"{what}: leave it out")
-        if self.document_end is not None and not self.mask_documents:
-            yield self._misfit("document_end", "says nothing without mask_documents: leave it out")
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -204,19 +204,10 @@ class TrainingSection(Section):
     """torch.compile: slow to start, then fast; 'auto': on GPUs, where it works."""
 
 
-def _known_codec(name: str) -> str:
-    if name == "e3m0":
-        raise PydanticCustomError("codec", E3M0_GONE)
-    if name not in CODECS:
-        names = ", ".join(CODECS)
-        raise PydanticCustomError("codec", "unknown: use one of {names}", {"names": names})
-    return name
-
-
 class SyncSection(Section):
     """How peers average. By default pairs take their mean (decision 0039)."""
 
-    method: str = "noloco"
+    method: Annotated[str, one_of(WAYS)] = "noloco"
     """'noloco': pairs average; 'diloco': all do, in fragments."""
     inner_steps: NumberOrAuto = 50
     """H: inner steps of a round; 'auto' fills each line. More: less traffic, looser replicas."""
@@ -226,7 +217,7 @@ class SyncSection(Section):
     """Outer learning rate."""
     gamma: Annotated[float, Field(ge=0)] | None = None
     """Pull between slow weights; beta when left out, which halves the bytes."""
-    codec: Annotated[str, AfterValidator(_known_codec)] = "int8"
+    codec: Annotated[str, one_of(CODECS)] = "int8"
     """One of the codecs (ways.py)."""
     overlap: bool = True
     """Keep training while weights travel; false is the paper's blocking form."""
@@ -239,25 +230,26 @@ class SyncSection(Section):
     noloco: NolocoSection | None = None
     """With `method = "noloco"` only, and then never None."""
 
+    gone: ClassVar = {"gasloc": None, "streaming": None}
+
     @classmethod
     def _completed(cls, tree: dict[str, Any]) -> dict[str, Any]:
-        """Add the section of the method, and take out keys that are gone: signed bytes have them.
-
-        `gasloc` is null there in runs that average in another way.
-        """
-        if tree.get("method") == "gasloc":
-            raise misfit("method", GASLOC_GONE, "gasloc")
-        if tree.get("gasloc") is not None:
-            raise misfit("gasloc", GASLOC_GONE, tree["gasloc"])
-        tree = without_streaming({key: value for key, value in tree.items() if key != "gasloc"})
+        """Add the section of the method."""
+        tree = without_streaming(tree)
         method = tree.get("method", cls.model_fields["method"].default)
         if isinstance(method, str) and (row := WAYS.get(method)):
             return with_section(tree, row.section)
         return tree
 
+    def idle(self) -> dict[str, str]:
+        what = f"to {self.method}; its keys are in [sync.{WAYS[self.method].section}]"
+        keys = dict.fromkeys(sorted(others_keys(self.method)), what)
+        if self.noloco is not None and not self.noloco.is_whole:
+            what = "to fragments in pairs; leave it out"
+            keys |= dict.fromkeys(KEYS_OF_WHOLE_MODELS, what)
+        return keys
+
     def _faults(self) -> Iterator[PydanticCustomError]:
-        if self.method not in WAYS:
-            yield self._misfit("method", f"unknown: use one of {', '.join(WAYS)}")
         way = WAYS[self.method]
         for name, row in WAYS.items():
             if row.section != way.section and getattr(self, row.section):
@@ -266,14 +258,6 @@ class SyncSection(Section):
             coarse = CODECS[self.codec].differences_only
             why = "too coarse for whole weights" if coarse else "only for ways in pairs"
             yield self._misfit("codec", f"{why}: use one of {', '.join(fitting)}")
-        says_nothing = f"says nothing to {self.method}; its keys are in [sync.{way.section}]"
-        idle = dict.fromkeys(sorted(others_keys(self.method)), says_nothing)
-        if self.noloco is not None and not self.noloco.is_whole:
-            says_nothing = "says nothing to fragments in pairs; leave it out"
-            idle |= dict.fromkeys(KEYS_OF_WHOLE_MODELS, says_nothing)
-        for key, what in idle.items():
-            if not self._has_default(key):
-                yield self._misfit(key, what)
         yield from self._round_faults()
         bound = (2 + self.alpha**2) ** 0.5
         if "alpha" in way.keys and self.effective_gamma >= bound:
@@ -320,6 +304,8 @@ class SyncSection(Section):
 class FrozenSection(Section):
     """Found out by the founder's `start`, so that no joiner has to."""
 
+    later: ClassVar = ("weights",)
+
     config: Annotated[str, Field(max_length=65536)]
     """The model's configuration as Hugging Face's config.json, of the keys in families.py."""
     layout_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{32,64}$")]
@@ -361,7 +347,7 @@ class ExpertSection(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")]
     """For people: letters, digits, '.', '_' and '-'."""
-    source: str | None = None
+    source: Source | None = None
     """Its domain, as data.source; the generalist's is data.source itself."""
     begin: Annotated[str, Field(min_length=1)] = FRESH
     """'seed' (the generalist's weights, where sizes are equal), 'fresh', or a checkpoint."""
@@ -383,8 +369,6 @@ class ExpertSection(Section):
     def _faults(self) -> Iterator[PydanticCustomError]:
         if self.name in (NONE, SEED, FRESH):
             yield self._misfit("name", "is a word of the run spec; choose another")
-        if self.source is not None and self.source.partition(":")[0] not in SOURCES:
-            yield self._misfit("source", f"unknown data source; use one of {', '.join(SOURCES)}")
         if self.model.init_from is not None:
             what = "an expert's `begin` names its checkpoint"
             yield misfit("model.init_from", what, self.model.init_from)
@@ -447,6 +431,8 @@ def _plain(section: Any) -> dict[str, Any]:
 
 
 class RunSpec(Section):
+    later: ClassVar = ("adapter", "experts", "ensemble")
+
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "run"
     """For people: letters, digits, '.', '_' and '-'."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
@@ -661,35 +647,17 @@ class RunSpec(Section):
         return self.model_copy(update={"sync": sync})
 
     def to_bytes(self) -> bytes:
-        """The canonical bytes: JSON, keys sorted, no spaces, every field present but LATER_KEYS.
+        """The canonical bytes: JSON, keys sorted, no spaces, every field but what came `later`.
 
-        Run ids are digests of these bytes, so what is gone stays in them: `sync.gasloc` as null,
-        `sync.diloco.error_feedback` as false, and fragments in pairs as the method `streaming`.
+        Run ids are digests of these bytes, so what is gone stays in them, and fragments in pairs as
+        the method `streaming`.
         """
-        tree = self.model_dump(mode="json")
+        tree = self.model_dump(mode="json", context=SIGNED)
         sync = tree["sync"]
-        sync["gasloc"], sync["streaming"], noloco = None, None, sync.pop("noloco")
-        if self.sync.diloco is not None:
-            sync["diloco"]["error_feedback"] = False
+        noloco = sync.pop("noloco")
         if self.sync.noloco is not None and not self.sync.noloco.is_whole:
             sync["method"], sync["streaming"] = "streaming", noloco
-        for *path, key in LATER_KEYS:
-            _leave_out_default(self, tree, path, key)
         return json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _leave_out_default(section: Any, tree: Any, path: list[str], key: str) -> None:
-    if isinstance(section, tuple):
-        for each, its_tree in zip(section, tree, strict=True):
-            _leave_out_default(each, its_tree, path, key)
-        return
-    if section is None:
-        return
-    if path:
-        _leave_out_default(getattr(section, path[0]), tree.get(path[0]), path[1:], key)
-        return
-    if getattr(section, key) == type(section).model_fields[key].default:
-        del tree[key]
 
 
 def kind_of(source: str) -> tuple[str, str]:
@@ -751,7 +719,7 @@ def validated(tree: Any) -> RunSpec:
         return RunSpec.model_validate(tree)
     except ValidationError as error:
         faults = error.errors()
-        told = [_sentence(fault, tree) for fault in faults[:MOST_FAULTS_TOLD]]
+        told = [_sentence(fault, tree) for fault in faults[:LISTED]]
         if len(faults) > len(told):
             told.append(f"and {len(faults) - len(told)} more")
         raise InvalidRunSpec("; ".join(told)) from error
@@ -761,13 +729,23 @@ def _sentence(error: Any, tree: Any) -> str:
     path = [_shown_part(error["loc"][:at], part, tree) for at, part in enumerate(error["loc"])]
     where = ".".join(path)
     if error["type"] == "extra_forbidden":
-        return f"unknown key '{where}'{nearest(path[-1], _field_names(error['loc'][:-1]))}"
+        hint = nearest(path[-1], _field_names(error["loc"][:-1]))
+        return f"unknown key '{where}'{_where_it_was(where) or hint}"
     if error["type"] == MISFIT:
         path, value = [*path, error["ctx"]["key"]], error["ctx"]["value"]
     else:
         value = error["input"]
     got = "" if isinstance(value, dict) else f" (got {_shown(value)})"  # a section is no value
-    return f"{'.'.join(path) or 'run spec'}: {what_is_wrong(error)}{got}"
+    where = ".".join(path)
+    return (
+        f"{where or 'run spec'}: {what_is_wrong(error)}{got}{_where_it_was(f'{where} = {value}')}"
+    )
+
+
+def _where_it_was(named: str) -> str:
+    last = GONE.get(named)
+    why = f"; it is gone: commit {last} had it last; go on with the run in that, or found a new one"
+    return "" if last is None else why
 
 
 def what_is_wrong(error: Any) -> str:

@@ -13,8 +13,8 @@ The defaults are those of the last release, without swaps: they cost learning an
 (`full_every`); the releases have no such rule.
 """
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -22,8 +22,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SerializationInfo,
+    model_serializer,
     model_validator,
 )
+from pydantic import SerializerFunctionWrapHandler as Dumped
 from pydantic_core import PydanticCustomError
 
 from protocol.address.peer_id import public_key_from_peer_id
@@ -41,26 +44,55 @@ MISFIT: Final = "misfit"
 """Type of the error of a value that is wrong beside others."""
 
 
+SIGNED: Final = "signed"
+"""The context in which a section is written into the bytes that are signed."""
+
+
 class Section(BaseModel):
     """Kinds are strict: neither `true` nor `"8"` is a number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
+    # Keys that are gone, with their values in the signed bytes of runs that never used them.
+    gone: ClassVar[Mapping[str, Any]] = {}
+    # Keys that signed bytes leave out at their default: runs that were founded before there was a
+    # choice keep their ids (decisions 0033 and 0056).
+    later: ClassVar[Collection[str]] = ()
+
     @model_validator(mode="before")
     @classmethod
     def _tree_read(cls, tree: Any) -> Any:
-        return cls._completed(tree) if isinstance(tree, dict) else tree
+        if not isinstance(tree, dict):
+            return tree
+        whole = cls._completed(tree)
+        return {k: v for k, v in whole.items() if k not in cls.gone or v is not cls.gone[k]}
 
     @classmethod
     def _completed(cls, tree: dict[str, Any]) -> dict[str, Any]:
-        """With what is left out where it follows from the rest, and without keys that are gone."""
+        """With what is left out where it follows from the rest."""
         return tree
+
+    @model_serializer(mode="wrap")
+    def _written(self, dumped: Dumped, info: SerializationInfo) -> dict[str, Any]:
+        tree: dict[str, Any] = dumped(self)
+        if info.context is not SIGNED:
+            return tree
+        same = {key for key in self.later if self._has_default(key)}
+        kept = {key: value for key, value in tree.items() if key not in same}
+        return {**kept, **self.gone}
 
     @model_validator(mode="after")
     def _values_fit(self) -> Self:
+        for key, what in self.idle().items():
+            if not self._has_default(key):
+                raise self._misfit(key, f"says nothing {what}")
         for fault in self._faults():
             raise fault
         return self
+
+    def idle(self) -> dict[str, str]:
+        """Keys that say nothing beside the others, and what to do about them."""
+        return {}
 
     def _faults(self) -> Iterator[PydanticCustomError]:
         yield from ()
@@ -75,6 +107,16 @@ class Section(BaseModel):
 def misfit(key: str, what: str, value: Any) -> PydanticCustomError:
     """A value that is wrong beside others; `key` is dotted, from the section that finds it."""
     return PydanticCustomError(MISFIT, "{what}", {"what": what, "key": key, "value": value})
+
+
+def one_of(known: Collection[str]) -> AfterValidator:
+    def check(name: str) -> str:
+        if name not in known:
+            names = {"names": ", ".join(known)}
+            raise PydanticCustomError("unknown", "unknown: use one of {names}", names)
+        return name
+
+    return AfterValidator(check)
 
 
 def section_in(annotation: Any) -> type[Section] | None:
@@ -154,6 +196,8 @@ class MuonSection(Section):
 class OptimizerSection(Section):
     """The inner optimizer and its schedule, all in nominal steps."""
 
+    later: ClassVar = ("name", "muon", "moments")
+
     name: Literal["adamw", "muon"] = "adamw"
     """'adamw', or 'muon' for the blocks' matrices with AdamW for the rest."""
     learning_rate: Annotated[float, Field(gt=0, lt=10)] = 3e-3
@@ -199,17 +243,6 @@ BOUNDARY_BITS: Final = {"fp32": 32, "bf16": 16, "int8": 8}
 """Bits of a value, scales left out."""
 
 
-def _not_int4(codec: object) -> object:
-    if codec == "int4":
-        raise PydanticCustomError(
-            "removed",
-            # docs/results/pipeline_learning.md
-            "int4 between stages cost learning and saved no time: use 'int8', or commit 6613df92,"
-            " the last that has it, for a run that was founded with it",
-        )
-    return codec
-
-
 class PipelineSection(Section):
     stages: Annotated[int, Field(ge=1, le=MAX_STAGES)] = 1
     """Parts of the model, on separate machines; 1 is no pipeline."""
@@ -225,7 +258,7 @@ class PipelineSection(Section):
     """How far a path may go from the highest stage that it has passed."""
     full_every: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """One iteration in this many skips no stage; 0: none."""
-    codec: Annotated[BoundaryCodec, BeforeValidator(_not_int4)] = "bf16"
+    codec: BoundaryCodec = "bf16"
     """What travels between stages: 'fp32', 'bf16' or 'int8'."""
     routing: Literal["planned", "random"] = "planned"
     """'planned': paths follow from measured links; 'random': they are drawn."""
@@ -269,12 +302,6 @@ class AdapterSection(Section):
 
 
 # --- ways of averaging ----------------------------------------------------------------------------
-FEEDBACK_GONE: Final = (
-    "error feedback is gone: commit 6613df92 had it last; go on with the run in that, or found a"
-    " new one without the key"
-)
-
-
 class FragmentsSection(Section):
     """How a model is cut into fragments (protocol/fragment/fragments.py)."""
 
@@ -286,6 +313,9 @@ class FragmentsSection(Section):
 
 class DilocoSection(FragmentsSection):
     """Streaming DiLoCo: fragments of the model are averaged by all, each at its own moment."""
+
+    gone: ClassVar = {"error_feedback": False}
+    later: ClassVar = ("robust",)
 
     learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.4
     """Rate of the outer optimizer, SGD with Nesterov momentum."""
@@ -300,19 +330,6 @@ class DilocoSection(FragmentsSection):
     robust: Literal["clip", "trim"] = "clip"
     """Owners bound what one peer moves: 'clip' by length, 'trim' values too."""
 
-    @classmethod
-    def _completed(cls, tree: dict[str, Any]) -> dict[str, Any]:
-        """Take out a key that is gone: signed bytes have it, as `false`."""
-        if (feedback := tree.get("error_feedback", False)) is not False:
-            raise misfit("error_feedback", FEEDBACK_GONE, feedback)
-        return {key: value for key, value in tree.items() if key != "error_feedback"}
-
-
-STREAMING_WHOLE_GONE: Final = (
-    "one fragment of everything in the middle of rounds is gone: commit c7cbd76b had it last;"
-    " go on with the run in that, or found a new one with sync.noloco.fragments = 'whole'"
-)
-
 
 class NolocoSection(FragmentsSection):
     """NoLoCo: what pairs average. Each fragment finds a partner of its own, at its own moment."""
@@ -320,10 +337,9 @@ class NolocoSection(FragmentsSection):
     fragments: Literal["strided", "sequential", "whole"] = "whole"
     """'whole' models, or fragments of 'strided' or 'sequential' blocks."""
 
-    def _faults(self) -> Iterator[PydanticCustomError]:
-        if self.is_whole and not self._has_default("blocks_per_fragment"):
-            what = "says nothing to whole models: leave it out, or set fragments"
-            yield self._misfit("blocks_per_fragment", what)
+    def idle(self) -> dict[str, str]:
+        what = "to whole models: leave it out, or set fragments"
+        return {"blocks_per_fragment": what} if self.is_whole else {}
 
     @property
     def is_whole(self) -> bool:
@@ -332,13 +348,10 @@ class NolocoSection(FragmentsSection):
 
 def without_streaming(tree: dict[str, Any]) -> dict[str, Any]:
     """Read [sync] as it was when fragments in pairs were a method."""
-    method, section = tree.get("method"), tree.get("streaming")
-    tree = {key: value for key, value in tree.items() if key != "streaming"}
-    if method != "streaming":
-        if section is not None:
-            raise misfit("streaming", 'is [sync.noloco] now, with method = "noloco"', section)
+    section = tree.get("streaming") or {}
+    if tree.get("method") != "streaming" or not isinstance(section, dict):
         return tree
-    section = {"fragments": "strided", **(section or {})}
-    if section["fragments"] == "whole":
-        raise misfit("streaming.fragments", STREAMING_WHOLE_GONE, "whole")
-    return {**tree, "method": "noloco", "noloco": section}
+    if section.get("fragments") == "whole":
+        return tree
+    section = {"fragments": "strided", **section}
+    return {**tree, "method": "noloco", "noloco": section, "streaming": None}

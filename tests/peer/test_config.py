@@ -97,7 +97,6 @@ def test_bad_environment_is_refused(
     [
         ("grase = 1", "unknown key 'grase' in .*peer.toml; did you mean 'grace'"),
         ('home = "/x"', "unknown key 'home'"),
-        ("quic = true", "unknown key 'quic' in .*: QUIC was removed.*Delete it"),
         ("threads = true", "threads in peer.toml: use a whole number"),
         ("bootstrap = 3", "bootstrap in peer.toml: use a list"),
         ("grace =", "is not TOML"),

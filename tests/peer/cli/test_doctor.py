@@ -195,7 +195,8 @@ def test_of_a_running_peer(
 ) -> None:
     reachable, problem = "no", PeerProblem(wrong, "it has figures", help_of(wrong))
     reach = {"reachable": reachable, "v4": reachable, "v6": "unknown", "nat": "cone"}
-    reach |= {"answers": 2, "observed": ["8.8.8.8"], "relays": relays}  # type: ignore[dict-item]
+    reach |= {"observed": ["8.8.8.8"], "relays": relays}  # type: ignore[dict-item]
+    reach |= dict.fromkeys(("relayed_peers", "circuits", "reservations"), 0)  # type: ignore[arg-type]
     address = "/ip4/192.168.1.5/tcp/31337/p2p/12D3KooWEC9aiTnm17ZpGvxQDHoxnTyZ8LecyEC3QhcfNr3Qs4Ur"
 
     def status(*_: object) -> dict[str, object]:
@@ -215,6 +216,7 @@ def test_of_a_running_peer(
     done = CliRunner().invoke(app, ["doctor", "--home", str(tmp_path)])
     assert done.exit_code == code, done.output
     assert line in done.output
+    assert f"{'note' if relays else 'FAIL'}  dial-back   no (IPv4 no, IPv6 unknown" in done.output
     assert "--announce 8.8.8.8:31337" in done.output
     assert f"{address} (command line; only reachable from this network)" in done.output
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from peer.cli import export
 from peer.cli.app import app
-from peer.cli.export import ExportFailed, export_state
+from peer.cli.export import ExportFailed, OwnState, export_state
 from peer.content.state_file import write_state
 from peer.daemon.control_requests import ControlRequests
 from peer.daemon.run import export_finished
@@ -65,11 +65,8 @@ def state(home: Home) -> Path:
 
 
 def test_the_slow_weights_are_exported(home: Home, state: Path, tmp_path: Path) -> None:
-    export_state(
-        home,
-        {"path": str(state), "part": WHOLE_MODEL, "round": 3, "tokens": 99},
-        tmp_path / "hf",
-    )
+    written = {"path": str(state), "part": WHOLE_MODEL, "round": 3, "tokens": 99}
+    export_state(OwnState(home, written), tmp_path / "hf")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     layout = Layout.from_shapes(model_shapes(SPEC, BYTE_VOCABULARY))
     entry = next(e for e in layout.entries if e.name == "model.embed_tokens.weight")
@@ -84,7 +81,7 @@ def test_a_state_of_another_size_is_refused(home: Home, state: Path, tmp_path: P
     with state.open("ab") as file:
         file.write(b"more")
     with pytest.raises(ExportFailed, match="the run's model needs"):
-        export_state(home, {"path": str(state), "part": WHOLE_MODEL}, tmp_path / "hf")
+        export_state(OwnState(home, {"path": str(state), "part": WHOLE_MODEL}), tmp_path / "hf")
     assert not (tmp_path / "hf").exists()
 
 
@@ -94,12 +91,12 @@ def test_a_folder_that_holds_something_else_is_refused(
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "mine").touch()
     with pytest.raises(ConfigError, match="not empty"):
-        export_state(home, {"path": str(state), "part": WHOLE_MODEL}, tmp_path / "hf")
+        export_state(OwnState(home, {"path": str(state), "part": WHOLE_MODEL}), tmp_path / "hf")
 
 
 def test_a_home_without_a_run_has_nothing_to_export(tmp_path: Path) -> None:
     with pytest.raises(HomeError, match="belongs to no run"):
-        export_state(Home(tmp_path), {"path": "x", "part": WHOLE_MODEL}, tmp_path / "hf")
+        export_state(OwnState(Home(tmp_path), {}), tmp_path / "hf")
 
 
 def test_a_model_is_put_together_from_its_stages(
@@ -125,7 +122,7 @@ def test_a_model_is_put_together_from_its_stages(
         return {"path": str(other)}
 
     monkeypatch.setattr(export, "told", fetched)
-    export_state(home, {"path": str(state), "part": "stage/1"}, tmp_path / "hf")
+    export_state(OwnState(home, {"path": str(state), "part": "stage/1"}), tmp_path / "hf")
     assert not other.exists()
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").state_dict()
     for layout, values in zip(layouts, vectors, strict=True):
@@ -165,7 +162,7 @@ def test_without_a_daemon_the_newest_checkpoint_that_is_whole_is_exported(
     (torn.path / TRAINER_FILE).write_bytes(b"torn")
     ran = loco("export", "--home", str(home.root), "--hf", str(tmp_path / "hf"))
     assert ran.exit_code == ExitCode.OK, ran.stderr
-    assert "taking its newest checkpoint, of step 200" in ran.stderr
+    assert "taking the newest checkpoint of model here, of step 200" in ran.stderr
     assert f"{torn.path} cannot be used" in ran.stderr
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     assert all((each == 2.0).all() for each in model.parameters())
@@ -193,7 +190,7 @@ async def test_from_a_daemon_that_has_no_state_yet_the_checkpoint_is_exported(
                 ran = await trio.to_thread.run_sync(loco, *arguments)
                 nursery.cancel_scope.cancel()
     assert ran.exit_code == ExitCode.OK, ran.stderr
-    assert "gives no state now: taking its newest checkpoint, of step 200" in ran.stderr
+    assert "taking the newest checkpoint of model here, of step 200" in ran.stderr
 
 
 def test_without_daemon_and_checkpoint_there_is_nothing(home: Home, tmp_path: Path) -> None:
@@ -202,11 +199,14 @@ def test_without_daemon_and_checkpoint_there_is_nothing(home: Home, tmp_path: Pa
     assert "the home has no checkpoint either" in ran.stderr
 
 
-def test_a_stage_alone_is_no_model(home: Home, tmp_path: Path) -> None:
+def test_a_stage_alone_is_no_model(tmp_path: Path) -> None:
+    model = {"hidden_size": 16, "intermediate_size": 16, "num_layers": 2, "num_heads": 2}
+    spec = RunSpec.model_validate({"model": model, "pipeline": {"stages": 2}})
+    home = home_of(spec, tmp_path / "home")
     keep(home, 100, 1.0, part="stage/1")
     ran = loco("export", "--home", str(home.root), "--hf", str(tmp_path / "hf"))
-    assert ran.exit_code == ExitCode.FAILURE
-    assert "holds only stage 1: start it" in ran.stderr
+    assert ran.exit_code == ExitCode.NO_DAEMON
+    assert "a stage alone is no model" in ran.stderr
 
 
 # --- at the end of a run --------------------------------------------------------------------------

@@ -195,7 +195,7 @@ def test_where_nobody_has_it_the_checkpoint_of_this_home_counts(
     world.keep(2)
     ran = world.loco("export", "--hf", str(tmp_path / "hf"), monkeypatch=monkeypatch)
     assert ran.exit_code == ExitCode.OK, ran.stderr
-    assert "math: no peer that we see holds expert 2; taking the newest checkpoint" in ran.stderr
+    assert "holds expert 2: taking the newest checkpoint of expert/2" in ran.stderr
     assert all((each == 0.25).all() for each in weights_in(tmp_path / "hf" / "math").values())
 
 

@@ -86,6 +86,8 @@ def test_presets_are_valid_and_whole(preset: str, method: str, optimizer: str) -
     idle = {f"sync.{key}" for key in others_keys(method)}
     if in_pairs:
         idle |= {f"sync.{key}" for key in KEYS_OF_WHOLE_MODELS}
+    elif method == "noloco":
+        idle |= {"sync.noloco.blocks_per_fragment"}
     for other, row in WAYS.items():
         if other != method:
             idle |= {key for key in ALL_KEYS if key.startswith(f"sync.{row.section}")}
