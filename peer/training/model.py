@@ -19,6 +19,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from peer.runtime.child_frames import MAX_FAILURE_CHARS
 from protocol.errors import InvalidRunSpec
 from protocol.fragment.fragments import BLOCK_OF
 from protocol.run.families import FAMILIES, config_of_sizes, known_keys
@@ -40,8 +41,6 @@ FUSED_PAIR: Final = ".gate_up_proj"
 
 GPU: Final = "cuda"
 """The type of devices on which compiling was measured to pay (docs/results/gpu.md)."""
-MOST_TOLD_CHARS: Final = 200
-"""The most that is told of the first line that a compiler says."""
 
 
 def model_config(spec: RunSpec, vocabulary_size: int) -> Any:
@@ -275,7 +274,7 @@ class FlatModel:
         if not (self.is_compiled and self._may_forgo):
             return False
         why = (str(error).strip() or type(error).__name__).partition("\n")[0]
-        self._forgo(f"that failed: {why[:MOST_TOLD_CHARS]}")
+        self._forgo(f"that failed: {why[:MAX_FAILURE_CHARS]}")
         return True
 
     def _forgo(self, why: str) -> None:
