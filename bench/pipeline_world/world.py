@@ -1,12 +1,14 @@
 """Nine machines, the links between them, and the planner's problem that they are."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
 import tomlkit
 
 from bench.link_table import Link, LinkTable
-from peer.training.shared import SLOTS, boundary_bytes
+from peer.codec import get_codec
+from peer.training.shared import SLOTS, boundary_shape
 from protocol.pipeline.problem import (
     NO_SWAPS,
     THOUSAND,
@@ -74,6 +76,8 @@ class World:
     def problem(self) -> Problem:
         """The whole, for the planner."""
         table = [[self.line(a, b) for b in PLACES] for a in PLACES]
+        spec = parse_toml(self.run_toml(VISITED, 1))
+        boundary_bytes = get_codec(spec.pipeline.codec).code_bytes(math.prod(boundary_shape(spec)))
         return Problem(
             tuple(
                 PipelinePeer(f"{place}-{n}", self.forward_us, SLOTS)
@@ -82,7 +86,7 @@ class World:
             tuple(tuple(line.latency_us for line in row) for row in table),
             tuple(tuple(round(GOODPUT * line.bytes_per_s) for line in row) for row in table),
             StageWork(
-                boundary_bytes(parse_toml(self.run_toml(VISITED, 1))),
+                boundary_bytes,
                 backward_permille=BACKWARD_PERMILLE,
                 loss_permille=LOSS_PERMILLE,
             ),

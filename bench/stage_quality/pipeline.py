@@ -72,8 +72,9 @@ class Pipeline:
         self._microbatches = min(MICROBATCHES, batch_size)
         self._sequences = batch_size // self._microbatches
         shape = (self._sequences, spec.model.context_length, spec.model.hidden_size)
-        self._coder = BoundaryCoder(get_codec(arm.codec), shape, world.device)
-        self._slot = memoryview(bytearray(self._coder.code_bytes))
+        codec = get_codec(arm.codec)
+        self._coder = BoundaryCoder(codec, shape, world.device)
+        self._slot = memoryview(bytearray(codec.code_bytes(math.prod(shape))))
         self.iteration = 0
 
     def step(self, blocks_RBT: Blocks, learning_rate: float) -> float:

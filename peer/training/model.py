@@ -19,6 +19,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from peer.runtime.child_frames import MAX_FAILURE_CHARS
 from protocol.errors import InvalidRunSpec
 from protocol.fragment.fragments import BLOCK_OF
 from protocol.run.families import FAMILIES, config_of_sizes, known_keys
@@ -40,8 +41,6 @@ FUSED_PAIR: Final = ".gate_up_proj"
 
 GPU: Final = "cuda"
 """The type of devices on which compiling was measured to pay (docs/results/gpu.md)."""
-MOST_TOLD_CHARS: Final = 200
-"""The most that is told of the first line that a compiler says."""
 
 
 def model_config(spec: RunSpec, vocabulary_size: int) -> Any:
@@ -78,30 +77,21 @@ def _as_before_5(tree: dict[str, Any], installed: str) -> dict[str, Any]:
 def config_of(spec: RunSpec, vocabulary_size: int) -> Config:
     """The config.json of a run's model: the frozen one, else by checkpoint or sizes.
 
-    Raises ValueError where a checkpoint is of an unknown family, or has too small a vocabulary,
-    and OSError where it cannot be read.
+    Raises OSError where a checkpoint cannot be read.
     """
     if spec.frozen is not None:
         frozen: dict[str, Any] = json.loads(spec.frozen.config)
         return frozen
     if spec.model.init_from is not None:
-        return _of_checkpoint(spec.model.init_from, vocabulary_size)
+        return _of_checkpoint(spec.model.init_from)
     return config_of_sizes(spec.model, vocabulary_size)
 
 
-def _of_checkpoint(source: str, vocabulary_size: int) -> Config:
+def _of_checkpoint(source: str) -> Config:
+    """The config.json of a checkpoint whose family and size were looked at (init_from.py)."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(source)
-    if config.model_type not in FAMILIES:
-        raise ValueError(
-            f"{source} is a {config.model_type!r} model; these families are supported:"
-            f" {', '.join(FAMILIES)}"
-        )
-    if config.vocab_size < vocabulary_size:
-        raise ValueError(
-            f"{source} has {config.vocab_size} embeddings, the tokenizer {vocabulary_size} tokens"
-        )
     config.use_cache = False
     config.dtype = torch.float32
     # Other families leave no size to the defaults (families.py).
@@ -284,7 +274,7 @@ class FlatModel:
         if not (self.is_compiled and self._may_forgo):
             return False
         why = (str(error).strip() or type(error).__name__).partition("\n")[0]
-        self._forgo(f"that failed: {why[:MOST_TOLD_CHARS]}")
+        self._forgo(f"that failed: {why[:MAX_FAILURE_CHARS]}")
         return True
 
     def _forgo(self, why: str) -> None:

@@ -13,8 +13,8 @@ amendments move both.
 torch.optim.Muon always iterates in bf16, which many CPUs emulate: a step of the demo's model took
 ten times as long. In fp32 the same iterations are more exact and 17 times as fast there
 (docs/results/optimizers.md). And it iterates matrix by matrix: on a GPU most of that time passes
-between its many small operations, so there matrices of one shape go together. All else, state
-included, is torch's: a checkpoint of one goes on in the other.
+between its many small operations, so there matrices of one shape go together. All else is as
+torch's.
 
 Moments may be kept in bf16 (`optimizer.moments`), rounded to the nearest after each step in fp32.
 A moment that a step moves by less than half of bf16's distance, at most 1/256, stands still, so the
@@ -26,10 +26,11 @@ per weight in the mean square (arXiv 2502.16982): then AdamW's rate and weight d
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch.optim.adamw import adamw
@@ -42,45 +43,74 @@ from .model import FlatModel, FlatPart, block_matrices
 from .ranks.group import ALONE, RankOrder, Ranks, parts_of
 from .ranks.spans import shared_part, spans_of
 
-ADAMW_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
-MUON_MOMENTS: Final = ("momentum_buffer",)
 CLIP_EPSILON: Final = 1e-6
 """Keeps the clip factor finite for a zero gradient; without a bound, `clip_norm` is infinite."""
-
-
+NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)
+"""Coefficients of Muon's iteration, as torch has them; there are five."""
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MOST_TOGETHER: Final = 1 << 24
 """Values of matrices that Muon works on together on a GPU: the memory of one of 4096 x 4096."""
 
+Tensors = list[torch.Tensor]
+Parameters = list[torch.nn.Parameter]
 
-class AdamW:
-    """torch.optim.AdamW, fused; torch's own class imports its compiler, which takes seconds."""
+
+class _Mover(ABC):
+    """Moves weights by their gradients; torch's own classes import its compiler, for seconds.
+
+    Attributes:
+        moments: names in torch of what is remembered of a parameter.
+        state: that, by parameter.
+    """
+
+    moments: ClassVar[tuple[str, ...]]
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], dtype: torch.dtype) -> None:
+        self.state = dict[torch.nn.Parameter, dict[str, torch.Tensor]]()
+        self._parameters, self._dtype = parameters, dtype
+
+    def begin(self, num_steps: int = 0) -> None:
+        """Make moments, of zeros, that have seen so many steps."""
+        for parameter in self._parameters:
+            zeros = {name: torch.zeros_like(parameter, dtype=self._dtype) for name in self.moments}
+            self.state[parameter] = zeros
+
+    @abstractmethod
+    def step(self, rate: float) -> None: ...
+
+
+class AdamW(_Mover):
+    """torch's AdamW, fused.
+
+    Args:
+        groups: parameters, each with the decay of their weights.
+    """
+
+    moments = ("exp_avg", "exp_avg_sq")
 
     def __init__(
         self,
-        decaying: list[tuple[list[torch.nn.Parameter], float]],
+        groups: Sequence[tuple[list[Any], float]],
         betas: tuple[float, float],
         dtype: torch.dtype,
     ) -> None:
-        self.param_groups: list[dict[str, Any]] = [
-            {"params": parameters, "weight_decay": decay} for parameters, decay in decaying
-        ]
-        self.state: defaultdict[torch.Tensor, dict[str, torch.Tensor]] = defaultdict(dict)
-        self._betas, self._dtype = betas, dtype
+        super().__init__([each for parameters, _ in groups for each in parameters], dtype)
+        self._groups, self._betas = groups, betas
+
+    def begin(self, num_steps: int = 0) -> None:
+        super().begin()
+        for parameter, state in self.state.items():
+            state["step"] = torch.full((), float(num_steps), device=parameter.device)
 
     @torch.no_grad()
-    def step(self) -> None:
-        for group in self.param_groups:
-            states = [self.state[parameter] for parameter in group["params"]]
-            for parameter, state in zip(group["params"], states, strict=True):
-                if not state:
-                    state["step"] = torch.zeros((), device=parameter.device)
-                    for name in ADAMW_MOMENTS:
-                        state[name] = torch.zeros_like(parameter, dtype=self._dtype)
-            gradients = [parameter.grad for parameter in group["params"]]
-            means, squares = ([state[name] for state in states] for name in ADAMW_MOMENTS)
-            steps = [state["step"] for state in states]
-            all_at_once = group["params"], gradients, means, squares, steps
+    def step(self, rate: float) -> None:
+        for parameters, decay in self._groups:
+            states = [self.state[parameter] for parameter in parameters]
+            gradients = [parameter.grad for parameter in parameters]
+            means, squares, steps = (
+                [state[name] for state in states] for name in (*self.moments, "step")
+            )
+            all_at_once = parameters, gradients, means, squares, steps
             moves = [all_at_once] if self._dtype == torch.float32 else _in_tiles(*all_at_once)
             for weights, slopes, means, squares, steps in moves:
                 adamw(
@@ -94,14 +124,11 @@ class AdamW:
                     amsgrad=False,
                     beta1=self._betas[0],
                     beta2=self._betas[1],
-                    lr=group["lr"],
-                    weight_decay=group["weight_decay"],
+                    lr=rate,
+                    weight_decay=decay,
                     eps=1e-8,
                     maximize=False,
                 )
-
-
-Tensors = list[torch.Tensor]
 
 
 def _in_tiles(*lists: Tensors) -> Iterator[tuple[Tensors, Tensors, Tensors, Tensors, Tensors]]:
@@ -115,6 +142,82 @@ def _in_tiles(*lists: Tensors) -> Iterator[tuple[Tensors, Tensors, Tensors, Tens
             for kept, moved in zip(tile[2:], exact[2:], strict=True):
                 kept.copy_(moved)
         step.add_(1)
+
+
+class Muon(_Mover):
+    """Muon with Nesterov's momentum, over matrices.
+
+    Args:
+        dtype: of the momentum; the iteration is in `precision`.
+        most_together: values of matrices of one shape that go through the iteration together.
+    """
+
+    moments = ("momentum_buffer",)
+
+    def __init__(
+        self,
+        matrices: Parameters,
+        section: MuonSection,
+        decay: float,
+        dtype: torch.dtype,
+        precision: Precision,
+        most_together: int,
+    ) -> None:
+        super().__init__(matrices, dtype)
+        self._section, self._decay = section, decay
+        self.precision, self._most_together = precision, most_together
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        for matrices in self._batches():
+            self._step(matrices, rate)
+
+    def _batches(self) -> Iterator[Parameters]:
+        of_shape = defaultdict[torch.Size, Parameters](list)
+        for matrix in self._parameters:
+            of_shape[matrix.shape].append(matrix)
+        for shape, alike in of_shape.items():
+            size = max(1, self._most_together // shape.numel())
+            yield from (alike[at : at + size] for at in range(0, len(alike), size))
+
+    def _step(self, parameters: list[Any], rate: float) -> None:
+        momentum = self._section.momentum
+        gradients = [parameter.grad for parameter in parameters]
+        kept = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        buffers = [buffer.float() for buffer in kept]  # themselves, where they are fp32
+        torch._foreach_lerp_(buffers, gradients, 1 - momentum)
+        torch._foreach_lerp_(gradients, buffers, momentum)  # zeroed after the step anyway
+        for buffer, exact in zip(kept, buffers, strict=True):
+            buffer.copy_(exact)  # nothing, where they are the same
+        first, dtype = gradients[0], DTYPES[self.precision]
+        matrices = torch.empty(len(gradients), *first.shape, dtype=dtype, device=first.device)
+        torch._foreach_copy_(matrices.unbind(), gradients)
+        made = orthogonalised(matrices if len(gradients) > 1 else matrices[0])
+        torch._foreach_copy_(gradients, made.view_as(matrices).unbind())
+        torch._foreach_mul_(parameters, 1 - rate * self._decay)
+        factor = scale(first.shape, self._section.adjust_lr)
+        torch._foreach_add_(parameters, gradients, alpha=-rate * factor)
+
+
+def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
+    """A matrix, or several, with all singular values made about 1, in its own precision."""
+    a, b, c = NEWTON_SCHULZ
+    add_product = torch.addmm if matrices.dim() == 2 else torch.baddbmm
+    tall = matrices.size(-2) > matrices.size(-1)
+    short = matrices.mT if tall else matrices
+    short = short / short.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        gram = short @ short.mT
+        short = add_product(short, add_product(gram, gram, gram, beta=b, alpha=c), short, beta=a)
+    return short.mT if tall else short
+
+
+def scale(shape: torch.Size, adjust_lr: str) -> float:
+    """The factor of the rate, by its name in torch."""
+    rows, columns = shape
+    if adjust_lr == "original":
+        return math.sqrt(max(1, rows / columns))
+    return 0.2 * math.sqrt(max(rows, columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +238,11 @@ class OptimizerPart:
     """An optimizer over some of the weights.
 
     Attributes:
-        moments: names in torch of what it remembers of a parameter.
-        leaves: in the order of its groups.
+        leaves: in the order in which their moments are kept.
         rate_ratio: its learning rate over AdamW's.
     """
 
-    optimizer: AdamW | torch.optim.Optimizer
-    moments: tuple[str, ...]
+    optimizer: AdamW | Muon
     leaves: tuple[OptimizerLeaf, ...]
     rate_ratio: float = 1.0
 
@@ -165,7 +266,6 @@ class FlatOptimizer:
         self.clip_norm = section.clip_norm
         self._parts = parts
         self._ranks, self._spans = ranks, spans
-        self._dtype = DTYPES[section.moments]
         self.num_steps = 0
 
     def reset(self) -> None:
@@ -188,7 +288,8 @@ class FlatOptimizer:
     def take_over(self, num_steps: int, fill: Callable[[str, torch.Tensor], None]) -> None:
         """Go on from moments that were kept; `fill` writes the one of a name into a vector."""
         self._ranks.tell(RankOrder.TAKE_MOMENTS, num_steps)
-        self._make_moments(num_steps)
+        for part in self._parts:
+            part.optimizer.begin(num_steps)
         for name, leaf, own in self._moments():
             if self._ranks.count == 1:
                 assert own is not None
@@ -200,23 +301,13 @@ class FlatOptimizer:
             self._ranks.scatter(whole, own, parts_of(leaf.place, self._spans))
         self.num_steps = num_steps
 
-    def _make_moments(self, num_steps: int) -> None:
-        for part in self._parts:
-            for own in _own(part.leaves):
-                state = part.optimizer.state[own]
-                if isinstance(part.optimizer, AdamW):
-                    state["step"] = torch.tensor(float(num_steps), device=own.device)
-                for name in part.moments:
-                    state[name] = torch.empty(own.shape, dtype=self._dtype, device=own.device)
-
     def _moments(self) -> Iterator[tuple[str, OptimizerLeaf, torch.Tensor | None]]:
         """Each moment by name, with what we have of it as a flat view."""
         for part in self._parts:
             for index, leaf in enumerate(part.leaves):
-                for name in part.moments:
+                for name in part.optimizer.moments:
                     state = {} if leaf.own is None else part.optimizer.state[leaf.own]
-                    own = state[name].view(-1) if name in state else None
-                    yield f"{name}.{index}", leaf, own
+                    yield f"{name}.{index}", leaf, state[name].view(-1) if state else None
 
     def _whole(self, leaf: OptimizerLeaf, own: torch.Tensor | None) -> torch.Tensor:
         if self._ranks.count == 1:
@@ -240,9 +331,9 @@ class FlatOptimizer:
             norm = ranks.sum(norm.square()).sqrt()
         gradient_P.mul_((self.clip_norm / (norm + CLIP_EPSILON)).clamp_(max=1.0))
         for part in self._parts:
-            for group in part.optimizer.param_groups:
-                group["lr"] = learning_rate * part.rate_ratio
-            part.optimizer.step()
+            if not part.optimizer.state:
+                part.optimizer.begin()
+            part.optimizer.step(learning_rate * part.rate_ratio)
         self.num_steps += 1
         if together:
             model.share(ranks, spans)
@@ -273,23 +364,14 @@ def inner_optimizer(
     decaying = [(_own(leaves), decay) for leaves, decay in groups]
     all_leaves = tuple(leaf for leaves, _ in groups for leaf in leaves)
     dtype = DTYPES[section.moments]
-    parts = [OptimizerPart(AdamW(decaying, section.betas, dtype), ADAMW_MOMENTS, all_leaves)]
+    parts = [OptimizerPart(AdamW(decaying, section.betas, dtype), all_leaves)]
     if with_muon:
         muon = section.muon or MuonSection()
-        peak = section.learning_rate if muon.learning_rate is None else muon.learning_rate
-        leaves = [_leaf(model, each, own) for each in matrices]
-        made = Muon(
-            _own(leaves),
-            precision,
-            dtype,
-            MOST_TOGETHER if model.device.type == "cuda" else 0,
-            lr=peak,
-            weight_decay=section.weight_decay,
-            momentum=muon.momentum,
-            adjust_lr_fn=muon.adjust_lr,
-        )
-        ratio = peak / section.learning_rate
-        parts.append(OptimizerPart(made, MUON_MOMENTS, tuple(leaves), rate_ratio=ratio))
+        leaves = tuple(_leaf(model, each, own) for each in matrices)
+        together = MOST_TOGETHER if model.device.type == "cuda" else 0
+        made = Muon(_own(leaves), muon, section.weight_decay, dtype, precision, together)
+        ratio = (muon.learning_rate or section.learning_rate) / section.learning_rate
+        parts.append(OptimizerPart(made, leaves, ratio))
     return FlatOptimizer(model, section, parts, ranks, spans)
 
 
@@ -302,87 +384,3 @@ def _leaf(model: FlatModel, whole: FlatPart, span: slice) -> OptimizerLeaf:
 
 def _own(leaves: Sequence[OptimizerLeaf]) -> list[torch.nn.Parameter]:
     return [leaf.own for leaf in leaves if leaf.own is not None]
-
-
-class Muon(torch.optim.Muon):
-    """torch.optim.Muon with Nesterov's momentum, whose iteration is in the precision given.
-
-    Args:
-        most_together: values of matrices of one shape that go through the iteration together.
-    """
-
-    def __init__(
-        self,
-        matrices: list[torch.nn.Parameter],
-        precision: Precision,
-        moments: torch.dtype,
-        most_together: int,
-        **settings: Any,
-    ) -> None:
-        super().__init__([{"params": matrices}], **settings)  # which may be none
-        self.dtype = DTYPES[precision]
-        self._moments, self._most_together = moments, most_together
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        assert closure is None, "gradients are there already"
-        for group in self.param_groups:
-            for parameters in self._batches(group["params"]):
-                self._step(parameters, group)
-
-    def _batches(self, parameters: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-        of_shape = defaultdict[torch.Size, list[torch.Tensor]](list)
-        for parameter in parameters:
-            of_shape[parameter.shape].append(parameter)
-        for shape, alike in of_shape.items():
-            size = max(1, self._most_together // shape.numel())
-            yield from (alike[at : at + size] for at in range(0, len(alike), size))
-
-    def _step(self, parameters: list[Any], group: dict[str, Any]) -> None:
-        gradients = [parameter.grad for parameter in parameters]
-        kept = [self._buffer(parameter) for parameter in parameters]
-        buffers = [buffer.float() for buffer in kept]  # themselves, where they are fp32
-        torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
-        torch._foreach_lerp_(gradients, buffers, group["momentum"])  # zeroed after the step anyway
-        for buffer, exact in zip(kept, buffers, strict=True):
-            buffer.copy_(exact)  # nothing, where they are the same
-        first = gradients[0]
-        matrices = torch.empty(len(gradients), *first.shape, dtype=self.dtype, device=first.device)
-        torch._foreach_copy_(matrices.unbind(), gradients)
-        settings = group["ns_coefficients"], group["ns_steps"], group["eps"]
-        made = orthogonalised(matrices if len(gradients) > 1 else matrices[0], *settings)
-        torch._foreach_copy_(gradients, made.view_as(matrices).unbind())
-        rate = group["lr"]
-        torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
-        factor = scale(parameters[0].shape, group["adjust_lr_fn"])
-        torch._foreach_add_(parameters, gradients, alpha=-rate * factor)
-
-    def _buffer(self, parameter: torch.Tensor) -> torch.Tensor:
-        state = self.state[parameter]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(parameter, dtype=self._moments)
-        buffer: torch.Tensor = state["momentum_buffer"]
-        return buffer
-
-
-def orthogonalised(
-    matrices: torch.Tensor, coefficients: tuple[float, float, float], iterations: int, eps: float
-) -> torch.Tensor:
-    """A matrix, or several, with all singular values made about 1, in its own precision."""
-    a, b, c = coefficients
-    add_product = torch.addmm if matrices.dim() == 2 else torch.baddbmm
-    tall = matrices.size(-2) > matrices.size(-1)
-    short = matrices.mT if tall else matrices
-    short = short / short.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
-    for _ in range(iterations):
-        gram = short @ short.mT
-        short = add_product(short, add_product(gram, gram, gram, beta=b, alpha=c), short, beta=a)
-    return short.mT if tall else short
-
-
-def scale(shape: torch.Size, adjust_lr: str) -> float:
-    """The factor of the rate, by its name in torch."""
-    rows, columns = shape
-    if adjust_lr == "original":
-        return math.sqrt(max(1, rows / columns))
-    return 0.2 * math.sqrt(max(rows, columns))

@@ -16,6 +16,7 @@ evaluation, or a new shape, may be compiled at any time. A trainer that waits sa
 """
 
 import contextlib
+import math
 import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ from . import messages
 from .child_process import SpareChild, TrainerChild
 from .fragments import regions_of
 from .ports import StartTrainer, Trainer, TrainerDied
-from .shared import BoundaryRing, CodeRegions, SharedVector, boundary_bytes, code_memory
+from .shared import BoundaryRing, CodeRegions, SharedVector, boundary_shape, code_memory
 
 START_TIMEOUT_S: Final = 900.0
 """Longest time to import, build, compile and calibrate."""
@@ -94,8 +95,8 @@ class ProcessTrainer:
             spec, (codes_fd, *ring_fd) = self._spec, self._memory
             self._regions = CodeRegions(codes_fd, regions_of(spec, event.layout), writable=False)
             if ring_fd:
-                codec = get_codec(spec.pipeline.codec)
-                self.boundaries = BoundaryRing.open(ring_fd[0], boundary_bytes(spec), codec)
+                codec, num_values = get_codec(spec.pipeline.codec), math.prod(boundary_shape(spec))
+                self.boundaries = BoundaryRing(ring_fd[0], codec, num_values)
         return event
 
     def codes(self, region: int) -> memoryview:

@@ -31,10 +31,9 @@ from typing import Final, Self
 
 import numpy as np
 
-from peer.codec import BLOCK, Codec, codes_as_tensor, relative_distance, root_mean_square
+from peer.codec import Codec, codes_as_tensor, relative_distance, root_mean_square
 from protocol.content.samples import Float32Vector
 from protocol.run.run_spec import RunSpec
-from protocol.run.ways import CODECS
 
 
 class SharedVector:
@@ -116,36 +115,21 @@ def boundary_shape(spec: RunSpec) -> tuple[int, int, int]:
     return spec.microbatch_sequences, spec.model.context_length, spec.model.hidden_size
 
 
-def boundary_bytes(spec: RunSpec) -> int:
-    """Bytes of one boundary of a run, coded."""
-    return CODECS[spec.pipeline.codec].code_bytes(math.prod(boundary_shape(spec)))
-
-
 class BoundaryRing:
     """The slots of both directions, in one shared memory.
 
     Args:
-        slots: of each direction.
-        slot_bytes: of one boundary, coded.
-        codec: None where `size` is not asked for.
+        num_values: of one boundary.
+        slots: of each direction; None where the other end has given the memory its size.
     """
 
-    def __init__(self, fd: int, slots: int, slot_bytes: int, codec: Codec | None = None) -> None:
-        self.slots = slots
-        self.slot_bytes = slot_bytes
-        self._codec = codec
-        self._memory = memoryview(mmap.mmap(fd, 2 * slots * slot_bytes))
-
-    @classmethod
-    def create_in(cls, fd: int, slots: int, slot_bytes: int) -> Self:
-        """Give the memory its size."""
-        os.ftruncate(fd, 2 * slots * slot_bytes)
-        return cls(fd, slots, slot_bytes)
-
-    @classmethod
-    def open(cls, fd: int, slot_bytes: int, codec: Codec | None = None) -> Self:
-        """Open memory that the other end has made; its size tells the slots."""
-        return cls(fd, os.fstat(fd).st_size // (2 * slot_bytes), slot_bytes, codec)
+    def __init__(self, fd: int, codec: Codec, num_values: int, slots: int | None = None) -> None:
+        self._codec, self._num_values = codec, num_values
+        self._slot_bytes = codec.code_bytes(num_values)
+        if slots is not None:
+            os.ftruncate(fd, 2 * slots * self._slot_bytes)
+        self._memory = memoryview(mmap.mmap(fd, 0))
+        self.slots = len(self._memory) // (2 * self._slot_bytes)
 
     @property
     def inbound(self) -> range:
@@ -159,24 +143,16 @@ class BoundaryRing:
         """Raises IndexError."""
         if not 0 <= number < 2 * self.slots:
             raise IndexError(f"no slot {number}; there are {2 * self.slots}")
-        return self._memory[number * self.slot_bytes : (number + 1) * self.slot_bytes]
+        return self._memory[number * self._slot_bytes : (number + 1) * self._slot_bytes]
 
     def size(self, number: int) -> float:
         """Root mean square of the values in a slot; infinite where they cannot be decoded."""
-        if self._codec is None:
-            return 0.0
         codes = self.slot(number)
         if not self._codec.validate(codes_as_tensor(codes)):
             return math.inf
-        return root_mean_square(codes, self._codec, self._num_values(self._codec))
+        return root_mean_square(codes, self._codec, self._num_values)
 
     def distances(self, boundaries: Sequence[bytes]) -> list[float]:
         """How far each two of these are apart, in the order of `combinations`."""
         pairs = itertools.combinations(map(codes_as_tensor, boundaries), 2)
-        if self._codec is None:
-            return [0.0 for _ in pairs]
-        num_values = self._num_values(self._codec)
-        return [relative_distance(*pair, self._codec, num_values) for pair in pairs]
-
-    def _num_values(self, codec: Codec) -> int:
-        return self.slot_bytes // sum(codec.planes) * BLOCK
+        return [relative_distance(*pair, self._codec, self._num_values) for pair in pairs]

@@ -60,7 +60,8 @@ class Stepper:
     @property
     def fewest(self) -> int:
         """Sequences at once of which fewer are not tried before layers are computed again."""
-        return fewest_at_once(self._model.device.type, recomputes=self._model.recomputes)
+        on_gpu = self._model.device.type == "cuda"
+        return LEAST_ON_GPU if on_gpu and not self._model.recomputes else 1
 
     def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Train on [B, T+1] tokens, of which each rank takes a share. Others get rank 0's."""
@@ -170,15 +171,6 @@ An H100 trained `1b` with 1, 4 and 8 at once in 89, 58 and 56 ms for a sequence 
 optimizer, and with 8 whose layers it computes again in 68. Between 1 and 4 that makes 69 with 2,
 when some 4 fit with layers computed again, which take 71. On a CPU one at a time costs nothing.
 """
-
-
-def fewest_at_once(device: str, *, recomputes: bool) -> int:
-    """Those to which a micro-batch is halved before layers are computed again, or it is given up.
-
-    Args:
-        device: its type.
-    """
-    return LEAST_ON_GPU if device == "cuda" and not recomputes else 1
 
 
 MEASURED_STEPS: Final = 5

@@ -40,3 +40,23 @@ def test_checks_of_usage_wait_for_no_torch():
     said = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+STEP = """
+import sys, torch
+from peer.training.model import FlatModel
+from peer.training.optimizer import Muon, inner_optimizer
+from protocol.run.sections import OptimizerSection
+module = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Linear(8, 8)])})
+model = FlatModel(module, torch.device("cpu"))
+optimizer = inner_optimizer(model, OptimizerSection(name="muon"), "fp32")
+optimizer.step(0.0)
+assert any(isinstance(part.optimizer, Muon) and part.leaves for part in optimizer._parts)
+print("torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_a_trainers_first_step_waits_for_no_compiler_of_torch():
+    ran = subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"

@@ -36,12 +36,21 @@ def start_followers(
     The memory is that in which ranks meet, and that of the weights, where each has a part alone.
     """
     ended = threading.Lock()
+
+    def watch(title: str, process: subprocess.Popen[bytes], line: socket.socket) -> None:
+        failed = _last_words(line)
+        status = process.wait()
+        ended.acquire()  # whoever ended first is told of; this process ends with the lock
+        if failed is not None:
+            report(replace(failed, detail=f"{title}: {failed.detail}"))
+        else:
+            os.write(2, f"{title} {how_it_ended(status)}\n".encode())
+        os._exit(1)
+
     for rank in range(1, len(settings.devices)):
-        process, line = _start(replace(settings, rank=rank), memory)
-        watch = _FollowerWatch(
-            f"rank {rank} of {len(settings.devices)}", process, line, report, ended
-        )
-        threading.Thread(target=watch.run, name=f"rank {rank}", daemon=True).start()
+        started = _start(replace(settings, rank=rank), memory)
+        title = f"rank {rank} of {len(settings.devices)}"
+        threading.Thread(target=watch, args=(title, *started), daemon=True).start()
 
 
 def _start(
@@ -61,40 +70,16 @@ def _start(
     return process, ours
 
 
-class _FollowerWatch:
-    """Waits for the end of a follower, in a thread of its own."""
-
-    def __init__(
-        self,
-        title: str,
-        process: subprocess.Popen[bytes],
-        line: socket.socket,
-        report: Callable[[Failed], None],
-        ended: threading.Lock,
-    ) -> None:
-        self._title, self._process, self._line = title, process, line
-        self._report, self._ended = report, ended
-
-    def run(self) -> None:
-        failed = self._last_words()
-        status = self._process.wait()
-        self._ended.acquire()  # whoever ended first is told of; this process ends with the lock
-        if failed is not None:
-            self._report(replace(failed, detail=f"{self._title}: {failed.detail}"))
-        else:
-            os.write(2, f"{self._title} {how_it_ended(status)}\n".encode())
-        os._exit(1)
-
-    def _last_words(self) -> Failed | None:
-        """Read until the follower's end; it says nothing but why it failed."""
-        frames, failed = FrameDecoder(FROM_TRAINER), None
-        try:
-            while data := self._line.recv(READ_BYTES):
-                for said in frames.feed(data):
-                    failed = said if isinstance(said, Failed) else failed
-        except (OSError, PipeError):
-            pass
-        return failed
+def _last_words(line: socket.socket) -> Failed | None:
+    """Read until a follower's end; it says nothing but why it failed."""
+    frames, failed = FrameDecoder(FROM_TRAINER), None
+    try:
+        while data := line.recv(READ_BYTES):
+            for said in frames.feed(data):
+                failed = said if isinstance(said, Failed) else failed
+    except (OSError, PipeError):
+        pass
+    return failed
 
 
 def die_with_rank_0() -> None:

@@ -24,7 +24,6 @@ from errno import EIO
 from pathlib import Path
 from typing import IO, Annotated, Any, Final
 
-import blake3
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -90,22 +89,14 @@ class InvalidCorpus(LocoError):
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class CorpusFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One text: its name within the corpus, and the digest (32 hex digits) of its bytes."""
+class PackedHeader(msgspec.Struct, frozen=True):
+    """What a packed file says of its tokens; older files also list their texts."""
 
-    name: str
-    size_bytes: int
-    digest: str
-    held_out: bool
-
-
-class PackedHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokenizer_digest: str
     vocabulary_size: _Count
     dtype: Annotated[str, msgspec.Meta(pattern=r"^(\|u1|<u2|<u4)$")]
     train_tokens: _Count
     validation_tokens: _Count
-    files: tuple[CorpusFile, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,33 +156,29 @@ def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path, tell: Tell
         held_out = held_out_names([text.name for text in readable])
     dtype = token_dtype(tokenizer.vocabulary_size)
     separator = np.array(tokenizer.separator, dtype=dtype).tobytes()
-    files = list[CorpusFile]()
     tokenising = Counting(tell, "tokenising", _bytes_of(readable))
     with (
         tempfile.TemporaryFile(dir=out_path.parent) as train,
         tempfile.TemporaryFile(dir=out_path.parent) as validation,
     ):
 
-        def add(text: Text, parts: Iterable[str], *, is_held_out: bool) -> None:
-            out, digest, size = validation if is_held_out else train, blake3.blake3(), 0
+        def add(parts: Iterable[str], out: IO[bytes]) -> None:
             for part in parts:
-                size += len(data := part.encode())
-                tokenising.add(len(data))
-                digest.update(data)
+                tokenising.add(len(part.encode()))
                 out.write(tokenizer.encode(part).astype(dtype).tobytes())
             out.write(separator)
-            files.append(CorpusFile(text.name, size, digest.hexdigest(length=16), is_held_out))
 
         if len(readable) == 1:
-            (text,) = readable
-            middle, end = tail_start(text.path), text.path.stat().st_size
-            add(text, read_parts(text.path, 0, middle), is_held_out=False)
-            add(text, read_parts(text.path, middle, end), is_held_out=True)
+            (path,) = (text.path for text in readable)
+            middle, end = tail_start(path), path.stat().st_size
+            add(read_parts(path, 0, middle), train)
+            add(read_parts(path, middle, end), validation)
         else:
             for text in readable:
-                add(text, [text.path.read_bytes().decode()], is_held_out=text.name in held_out)
+                out = validation if text.name in held_out else train
+                add([text.path.read_bytes().decode()], out)
         sizes_bytes = train.tell(), validation.tell()
-        write_packed(out_path, tokenizer, sizes_bytes, (train, validation), tell, files)
+        write_packed(out_path, tokenizer, sizes_bytes, (train, validation), tell)
 
 
 def _bytes_of(texts: Iterable[Text]) -> int:
@@ -223,7 +210,6 @@ def write_packed(
     sizes_bytes: tuple[int, int],
     parts: Iterable[IO[bytes]],
     tell: Tell,
-    files: Sequence[CorpusFile] = (),
     dtype: np.dtype[Any] | None = None,
 ) -> None:
     """Write a packed file of these files of tokens, whole or not at all.
@@ -234,9 +220,7 @@ def write_packed(
     dtype = dtype or token_dtype(tokenizer.vocabulary_size)
     train, held_out = (size // dtype.itemsize for size in sizes_bytes)
     header = msgspec.msgpack.encode(
-        PackedHeader(
-            tokenizer.digest, tokenizer.vocabulary_size, dtype.str, train, held_out, tuple(files)
-        )
+        PackedHeader(tokenizer.digest, tokenizer.vocabulary_size, dtype.str, train, held_out)
     )
     writing = Counting(tell, "writing", sum(sizes_bytes))
     with replacing(out_path) as out:

@@ -23,7 +23,7 @@ enough (peer/training/process.py). The end of one rank is that of all
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from enum import IntEnum, auto
@@ -118,16 +118,25 @@ class Ranks:
         return np.array_split(blocks_BT, self.count)[self.rank]
 
     # --- collectives ------------------------------------------------------------------------------
+    def _do(self, collective: Callable[..., object], *given: Any, **named: Any) -> Any:
+        """Call it, as all ranks do; apart, nothing.
+
+        Where it breaks another rank has died: that one is told of, and not this error.
+        """
+        if self._apart:
+            return None
+        try:
+            return collective(*given, **named)
+        except RuntimeError:
+            time.sleep(STOP_GRACE_S)  # rank 0 sees it die, and ends this process, within that
+            raise
+
     def spread(self, tensor: torch.Tensor) -> None:
         """Give all what rank 0 has."""
-        if not self._apart:
-            with _noticed():
-                distributed.broadcast(tensor, src=0)
+        self._do(distributed.broadcast, tensor, src=0)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not self._apart:
-            with _noticed():
-                distributed.all_reduce(tensor)
+        self._do(distributed.all_reduce, tensor)
         return tensor
 
     def wait(self) -> None:
@@ -137,9 +146,7 @@ class Ranks:
     def least(self, number: int) -> int:
         """The smallest that any rank says."""
         found = torch.tensor(number)
-        if not self._apart:
-            with _noticed():
-                distributed.all_reduce(found, distributed.ReduceOp.MIN)
+        self._do(distributed.all_reduce, found, distributed.ReduceOp.MIN)
         return int(found)
 
     def swap(self, own: torch.Tensor, cut: int, join: int) -> torch.Tensor:
@@ -148,11 +155,8 @@ class Ranks:
         Apart, what would be sent stands for what would come, which is as large.
         """
         sent = torch.stack(own.chunk(self.count, dim=cut))
-        came = sent
-        if not self._apart:
-            came = torch.empty_like(sent)
-            with _noticed():
-                distributed.all_to_all_single(came, sent)
+        came = sent if self._apart else torch.empty_like(sent)
+        self._do(distributed.all_to_all_single, came, sent)
         return torch.cat(came.unbind(), dim=join)
 
     def reduce(self, vector_P: torch.Tensor, spans: Sequence[slice]) -> None:
@@ -166,59 +170,50 @@ class Ranks:
     def _each(self, collective: Any, vector_P: torch.Tensor, spans: Sequence[slice]) -> None:
         if self._apart:
             return
-        with _noticed():
-            begun = [
-                collective(vector_P[span], rank, async_op=True)
-                for rank, span in enumerate(spans)
-                if span.start < span.stop
-            ]
-            for work in begun:
-                work.wait()
+        begun = [
+            self._do(collective, vector_P[span], rank, async_op=True)
+            for rank, span in enumerate(spans)
+            if span.start < span.stop
+        ]
+        for work in begun:
+            self._do(work.wait)
 
     def gather(self, whole: torch.Tensor, own: torch.Tensor | None, parts: Sequence[slice]) -> None:
         """Fill a vector of rank 0, in main memory, with the parts that the ranks have."""
-        for rank, part in enumerate(parts):
-            if part.start == part.stop or self.rank not in (0, rank):
-                continue
-            with _noticed():
-                if rank == self.rank:
-                    assert own is not None
-                    if rank == 0:
-                        whole[part] = own
-                    else:
-                        distributed.send(own.cpu().float(), 0)
+        for rank, part in self._with_rank_0(parts):
+            if rank != self.rank:
+                self._do(distributed.recv, whole[part], rank)
+            else:
+                assert own is not None
+                if rank == 0:
+                    whole[part] = own
                 else:
-                    distributed.recv(whole[part], rank)
+                    self._do(distributed.send, own.cpu().float(), 0)
 
     def scatter(
         self, whole: torch.Tensor, own: torch.Tensor | None, parts: Sequence[slice]
     ) -> None:
         """Give each rank its part of a vector that rank 0 has, in main memory."""
-        for rank, part in enumerate(parts):
-            if part.start == part.stop or self.rank not in (0, rank):
-                continue
-            with _noticed():
-                if rank != self.rank:
-                    distributed.send(whole[part], rank)
-                    continue
+        for rank, part in self._with_rank_0(parts):
+            if rank != self.rank:
+                self._do(distributed.send, whole[part], rank)
+            else:
                 assert own is not None
                 came = whole[part] if rank == 0 else torch.empty(part.stop - part.start)
                 if rank != 0:
-                    distributed.recv(came, 0)
+                    self._do(distributed.recv, came, 0)
                 own.copy_(came)
+
+    def _with_rank_0(self, parts: Sequence[slice]) -> list[tuple[int, slice]]:
+        """The parts that pass between us and rank 0, with their ranks; those of all at rank 0."""
+        return [
+            (rank, part)
+            for rank, part in enumerate(parts)
+            if part.start < part.stop and self.rank in (0, rank)
+        ]
 
 
 ALONE: Final = Ranks()
-
-
-@contextmanager
-def _noticed() -> Iterator[None]:
-    """Where a collective breaks another rank has died: that one is told of, and not this error."""
-    try:
-        yield
-    except RuntimeError:
-        time.sleep(STOP_GRACE_S)  # rank 0 sees it die, and ends this process, within that
-        raise
 
 
 def parts_of(leaf: slice, spans: Sequence[slice]) -> list[slice]:

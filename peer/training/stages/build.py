@@ -19,7 +19,7 @@ from peer.training.model import FlatModel, model_config
 from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import SocketChannel
 from peer.training.recomputed import recompute_layers
-from peer.training.shared import MAX_SLOTS, RING_PER_SLOT, BoundaryRing, boundary_shape
+from peer.training.shared import MAX_SLOTS, RING_PER_SLOT, boundary_shape
 from protocol.run.layout import DATA_STAGE
 from protocol.run.needs import MIN_SLOTS, later_stage_memory
 from protocol.run.run_spec import RunSpec
@@ -81,8 +81,7 @@ def build_stage(
     slots, fit = measured_slots(compute, spec, device, stage)
     if not fit and model.recompute():
         slots, _ = measured_slots(compute, spec, device, stage)
-    ring = BoundaryRing.create_in(ring_fd, RING_PER_SLOT * slots, coder.code_bytes)
-    channel = StageChannel(pipe, ring, coder)
+    channel = StageChannel(pipe, coder.ring(ring_fd, RING_PER_SLOT * slots), coder)
     stepper: DataPeerStepper | RelayStepper
     if stage == DATA_STAGE:
         stepper = DataPeerStepper(

@@ -9,6 +9,7 @@ A boundary lies as bytes in a slot: activations or their gradient, coded. Shapes
 microbatch, T tokens, D width of the model.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 
@@ -37,11 +38,11 @@ class BoundaryCoder:
         self._codec = codec
         self._shape = shape
         self._device = device
-        self._num_values = shape[0] * shape[1] * shape[2]
+        self._num_values = math.prod(shape)
 
-    @property
-    def code_bytes(self) -> int:
-        return self._codec.code_bytes(self._num_values)
+    def ring(self, fd: int, slots: int) -> BoundaryRing:
+        """Slots for such boundaries, in memory that gets its size here."""
+        return BoundaryRing(fd, self._codec, self._num_values, slots)
 
     def write(self, boundary_bTD: torch.Tensor, slot: memoryview) -> None:
         """Code a boundary into a slot. Raises ValueError when it holds a NaN or an infinity."""

@@ -87,7 +87,8 @@ def test_layers_are_computed_again_where_a_trainer_would(monkeypatch, on_gpu):
             return super().loss(tokens_BT)
 
     if on_gpu:
-        monkeypatch.setattr(step, "fewest_at_once", lambda _, recomputes: 2 - recomputes)
+        fewest = property(lambda stepper: 2 - stepper._model.recomputes)
+        monkeypatch.setattr(step.Stepper, "fewest", fewest)
     monkeypatch.setattr(measure, "FlatModel", Full)
     found = measure_machine(parse_toml(TINY), "cpu", 60, clock_s=iter(range(1000)).__next__)
     assert found.sequences == (4 if on_gpu else 1)

@@ -13,7 +13,7 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from trio.lowlevel import ParkingLot
 
-from peer.codec import Codec
+from peer.codec import get_codec
 from peer.facts import Facts, PeerState
 from peer.network.simulated import LinkModel, SimulatedInternet
 from peer.rounds.services import Services
@@ -34,27 +34,33 @@ from protocol.wire.stage_messages import Direction
 
 RUN_ID = "ab" * 16
 SLOT_BYTES = 1024
+CODEC = get_codec("fp32")
 LINK = LinkModel(latency_s=0.05, bandwidth_bytes_per_s=1e6)
 FORWARD_S, BACKWARD_S = 0.1, 0.2
+
+
+class UnmeasuredRing(BoundaryRing):
+    """Boundaries of which nobody asks how large they are."""
+
+    def size(self, _number):
+        return 0.0
 
 
 class PretendedTrainer:
     """The trainer of a stage; a data peer's runs so many iterations of so many microbatches.
 
     Attributes:
-        codec: of its boundaries; None where nobody asks how large they are.
+        ring: the kind of its ring.
         fresh: what a microbatch begins as.
         passed: boundaries that a relay has worked on, by direction.
     """
 
-    codec: Codec | None = None
+    ring: type[BoundaryRing] = UnmeasuredRing
     fresh = bytes(SLOT_BYTES)
 
     def __init__(self, stage, iterations=0, microbatches=0):
-        memory = code_memory()
-        self.boundaries = BoundaryRing.create_in(memory, RING_PER_SLOT * SLOTS, SLOT_BYTES)
-        if self.codec is not None:
-            self.boundaries = BoundaryRing.open(memory, SLOT_BYTES, self.codec)
+        values = CODEC.num_values(SLOT_BYTES)
+        self.boundaries = self.ring(code_memory(), CODEC, values, RING_PER_SLOT * SLOTS)
         self.stage = stage
         self.iterations = iterations
         self.microbatches = microbatches

@@ -34,9 +34,7 @@ class Taker:
     """Takes one boundary from each stream, and notes how long each failure took."""
 
     def __init__(self):
-        memory = code_memory()
-        BoundaryRing.create_in(memory, SLOTS, SLOT_BYTES)
-        ring = BoundaryRing.open(memory, SLOT_BYTES, CODEC)
+        ring = BoundaryRing(code_memory(), CODEC, BLOCK, SLOTS)
         self.session, self.receiver = (
             StageSession(ring),
             BoundaryReceiver(SimulatedWork(LOOK_S), PATIENCE_S),

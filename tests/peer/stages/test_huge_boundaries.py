@@ -5,8 +5,8 @@ import pytest
 import trio
 from stage_worlds import SLOT_BYTES, PretendedTrainer, StageWorld
 
-from peer.codec import get_codec
 from peer.simulation.virtual_time import run_in_virtual_time
+from peer.training.shared import BoundaryRing
 from protocol.microbatch.core import MicrobatchEvent
 from protocol.microbatch.sizes import FACTOR
 from protocol.wire.stage_messages import Direction
@@ -20,7 +20,7 @@ USUAL = 8.0
 class SizedTrainer(PretendedTrainer):
     """Its boundaries are fp32 values, to each of which a relay adds one; keeps the largest seen."""
 
-    codec = get_codec("fp32")
+    ring = BoundaryRing
     fresh = np.zeros(SLOT_BYTES // 4, np.float32).tobytes()
     largest = 0.0
 

@@ -8,9 +8,9 @@ import pytest
 import trio
 from stage_worlds import SLOT_BYTES, PretendedTrainer, StageWorld
 
-from peer.codec import get_codec
 from peer.observe.event_names import EventName
 from peer.simulation.virtual_time import run_in_virtual_time
+from peer.training.shared import BoundaryRing
 from protocol.microbatch import checks
 from protocol.microbatch.core import MicrobatchEvent
 from protocol.wire.stage_messages import Direction
@@ -27,7 +27,7 @@ def replica(stage, place, told=honestly):
     """The trainer of one replica: it adds nearly what the others of its stage do."""
 
     class Replica(PretendedTrainer):
-        codec = get_codec("fp32")
+        ring = BoundaryRing
         fresh = np.ones(VALUES, np.float32).tobytes()
         weights = np.random.default_rng(stage).normal(size=VALUES)
         own = weights + 0.1 * np.random.default_rng([stage, place]).normal(size=VALUES)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from test_stages import Stage, run_spec
 
+from peer.codec import BLOCK, get_codec
 from peer.training import device
 from peer.training.messages import TrainerSettings
 from peer.training.pipe import SocketChannel
@@ -88,10 +89,10 @@ def test_layers_are_computed_again_where_the_least_does_not_fit(
 
 
 def test_the_daemon_finds_as_many_slots_as_the_trainer_made():
-    fd = code_memory()
-    made = BoundaryRing.create_in(fd, 12, 100)
+    fd, codec = code_memory(), get_codec("int8")
+    made = BoundaryRing(fd, codec, BLOCK, 12)
     made.slot(23)[:3] = b"abc"
-    found = BoundaryRing.open(fd, 100)
+    found = BoundaryRing(fd, codec, BLOCK)
     assert found.slots == 12
     assert bytes(found.slot(23)[:3]) == b"abc"
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from peer.codec import get_codec
 from peer.training.model import FlatModel, model_config
 from peer.training.optimizer import inner_optimizer
-from peer.training.shared import BoundaryRing, code_memory
+from peer.training.shared import code_memory
 from peer.training.stages.channel import BoundaryCoder, StageChannel
 from peer.training.stages.compute import StageCompute
 from peer.training.stages.module import StageModule, initial_stage
@@ -70,7 +70,7 @@ class Stage:
         section = spec.optimizer.model_copy(update={"clip_norm": norm})
         self.optimizer = inner_optimizer(self.model, section, "fp32")
         self.coder = BoundaryCoder(get_codec(codec), (2, 16, 32), CPU)
-        self.ring = BoundaryRing.create_in(code_memory(), SLOTS, self.coder.code_bytes)
+        self.ring = self.coder.ring(code_memory(), SLOTS)
         self.compute = StageCompute(self.module, CPU, "fp32")
 
 
