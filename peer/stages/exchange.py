@@ -80,7 +80,7 @@ class OtherPlans:
 
 
 class StageRole(Protocol):
-    """What data peers and relays do differently."""
+    """The part of an exchange in which data peers and relays differ."""
 
     @property
     def core(self) -> DataPeerCore | RelayCore: ...

@@ -34,11 +34,11 @@ def exchange_of(
 ) -> StageExchange:
     """The exchange of a peer that holds this stage."""
     if stage != DATA_STAGE:
-        relay = Relay(amended, peers, services)
+        relay = RelayRole(amended, peers, services)
         return StageExchange(relay, amended, stage, peers, services, plan)
     router = router_of(amended.founding, services.network.peer_id, MIN_SLOTS)
     planned = router if isinstance(router, PlannedRouter) else None
-    data_peer = DataPeer(router, peers, services)
+    data_peer = DataPeerRole(router, peers, services)
     return StageExchange(data_peer, amended, stage, peers, services, plan, planned)
 
 
@@ -78,7 +78,7 @@ CHECK_DRAWS: Final = b"loco/v1/stage-checks\0"
 """Our signature of this seeds the draws of checks: nobody else can make it."""
 
 
-class DataPeer:
+class DataPeerRole:
     """Implements `StageRole`."""
 
     def __init__(self, router: RandomRouter, peers: StagePeers, services: Services) -> None:
@@ -104,7 +104,7 @@ class DataPeer:
 
 
 # --- relays ---------------------------------------------------------------------------------------
-class Relay:
+class RelayRole:
     """Implements `StageRole`."""
 
     def __init__(self, amended: AmendedSpec, peers: StagePeers, services: Services) -> None:
