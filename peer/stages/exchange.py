@@ -9,23 +9,22 @@ What belongs to one life of the trainer is its `StageSession` (transfers.py). Wh
 relays do differently is in roles.py.
 """
 
-from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
 from peer.facts import Facts
 from peer.network.conversation import Conversation
+from peer.observe.event_names import EventName
 from peer.rounds.services import Services
 from peer.rounds.way import TrainerLine
 from peer.runtime import PeerId, Stream
-from peer.training.shared import RING_PER_SLOT
+from peer.training.shared import RING_PER_SLOT, BoundaryRing
 from protocol.errors import LocoError, RemoteProtocolError
-from protocol.limits import ANSWER_S, MAX_REMEMBERED
-from protocol.microbatch.checks import Compare, Differing, Read
+from protocol.limits import ANSWER_S
+from protocol.microbatch.checks import Check, Compare, Differing, Read
 from protocol.microbatch.core import AnswerOffer, Command, OfferAhead, SendBoundary, SendNotice
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
@@ -43,7 +42,6 @@ from protocol.wire.stage_messages import (
     GetSnapshot,
     Hop,
     Lost,
-    Microbatch,
     Notice,
 )
 from protocol.wire.versions import STAGE
@@ -81,16 +79,35 @@ class OtherPlans:
             self._facts.pipeline.other_plans += any(other != plan for other in others)
 
 
-class StageExchange(ABC):
-    """The part of data peers and relays that is the same; roles.py has the rest.
+class StageRole(Protocol):
+    """The part of an exchange in which data peers and relays differ."""
+
+    @property
+    def core(self) -> DataPeerCore | RelayCore: ...
+
+    def look_around(self, now_s: float) -> Sequence[Command]:
+        """Tell the core which peers are there."""
+
+    def step_of(self, step: float) -> float:
+        """How far others see us, where this is the step of our trainer."""
+
+    async def wait_unneeded(self) -> None:
+        """Wait at the end of the run until nobody needs our stage any longer."""
+
+
+class StageExchange:
+    """Carries out what a core commands, and tells it what happens.
 
     Args:
         router: takes the plans; None where nothing is planned.
+
+    Attributes:
+        step_of, wait_unneeded: as of the role.
     """
 
     def __init__(
         self,
-        core: DataPeerCore | RelayCore,
+        role: StageRole,
         amended: AmendedSpec,
         stage: int,
         peers: StagePeers,
@@ -98,9 +115,12 @@ class StageExchange(ABC):
         plan: Planner,
         router: PlannedRouter | None = None,
     ) -> None:
+        self.step_of, self.wait_unneeded = role.step_of, role.wait_unneeded
         self._facts, self._network = services.facts, services.network
+        self._events, self._work = services.events, services.work
         self._stage, self._peers = stage, peers
-        self._core, self._peer_id = core, services.network.peer_id
+        self._role, self._core = role, role.core
+        self._peer_id = services.network.peer_id
         self._facts.microbatches = self._core.counts
         self._survey = Survey(amended.founding, stage, peers, services, router, plan)
         self._stopwatch = Stopwatch(
@@ -111,7 +131,6 @@ class StageExchange(ABC):
         )
         self._boundary_receiver = BoundaryReceiver(services.work, PATIENCE_S)
         self._other_plans = OtherPlans(self._facts)
-        self._lost_attempts: deque[tuple[Microbatch, int]] = deque(maxlen=MAX_REMEMBERED)
         self._being_sent: set[tuple[PeerId, Notice]] = set()
         self._session: StageSession | None = None
         self._answers: dict[int, trio.MemorySendChannel[RefusalReason | None]] = {}
@@ -133,14 +152,6 @@ class StageExchange(ABC):
         self._stopwatch.took(event, now_s)
         self._do(self._core.on_event(event, now_s))
 
-    @abstractmethod
-    def step_of(self, step: float) -> float:
-        """How far others see us, where this is the step of our trainer."""
-
-    @abstractmethod
-    async def wait_unneeded(self) -> None:
-        """Wait at the end of the run until nobody needs our stage any longer."""
-
     # --- other peers ------------------------------------------------------------------------------
     async def serve(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -150,12 +161,8 @@ class StageExchange(ABC):
             while True:
                 await trio.sleep(TICK_S)
                 now_s = trio.current_time()
-                self._look_around(now_s)
+                self._do(self._role.look_around(now_s))
                 self._do(self._core.ticked(now_s))
-
-    @abstractmethod
-    def _look_around(self, now_s: float) -> None:
-        """Tell the core which peers are there."""
 
     async def _answer(self, stream: Stream) -> None:
         async with Conversation(stream) as talk:
@@ -229,8 +236,9 @@ class StageExchange(ABC):
             raise
         slot, loss, took_s = arrival
         self._stopwatch.measures.received(sender, took_s)
-        if session is not self._session:
-            return  # its trainer is gone, and all that it held
+        if session is not self._session:  # its trainer is gone, and all that it held
+            self._take_back(onward)
+            return
         commands = self._core.arrived(hop, slot, loss)
         if Freed(slot) in commands:
             self._take_back(onward)
@@ -276,9 +284,30 @@ class StageExchange(ABC):
         for peer_id in to:
             self._start(self._send_notice, peer_id, message)
 
-    @abstractmethod
     def _check(self, command: Read | Compare | Differing) -> None:
-        """Carry out a command of a data peer's checks."""
+        session, core = self._session, self._core
+        assert session is not None, "checks are of what has come to this trainer"
+        assert isinstance(core, DataPeerCore), "relays check nothing"
+        match command:
+            case Read(check, relay, slot):
+                self._do(core.read(check, relay, bytes(session.ring.slot(slot))))
+            case Compare(check):
+                self._start(self._compare, core, session.ring, check)
+            case Differing():
+                self._events.emit(
+                    EventName.REPLICAS_DIFFER,
+                    stage=command.stage,
+                    step=self._facts.step,
+                    remotes=list(command.remotes),
+                    odd=command.odd,
+                    distance=round(command.distance, 3),
+                    bound=round(command.bound, 3),
+                    left_out=command.left_out,
+                )
+
+    async def _compare(self, core: DataPeerCore, ring: BoundaryRing, check: Check) -> None:
+        distances = await self._work.run(ring.distances, tuple(check.outputs.values()))
+        self._do(core.compared(check, distances, trio.current_time()))
 
     def _start(self, job: Callable[..., Awaitable[None]], *arguments: object) -> None:
         if self._nursery is not None:
@@ -287,9 +316,9 @@ class StageExchange(ABC):
     async def _send(self, command: SendBoundary) -> None:
         session, taken, receiver = self._session, False, command.hop.receiver
         if session is not None:
-            with session.reading(command.slot) as codes:
-                if self._peers.stage_of(receiver) is not None:
-                    taken = await self._boundary_sender.send(receiver, command, codes)
+            if self._peers.stage_of(receiver) is not None:
+                codes = session.ring.slot(command.slot)
+                taken = await self._boundary_sender.send(receiver, command, codes)
             if session is self._session:  # else what it had made is gone with it
                 session.send(Freed(command.slot))
         self._do(self._core.sent(command.hop, trio.current_time(), taken=taken))
@@ -312,11 +341,8 @@ class StageExchange(ABC):
             self._do(self._core.noted(peer_id, message, answer))
 
     def _offer_ahead(self, hop: Hop | None) -> None:
-        """Offer a hop whose boundary will be there soon, unless there will be none."""
+        """Offer a hop whose boundary will be there soon. Where none comes, it is taken back."""
         if hop is None:
-            return
-        ended = [attempt for lost, attempt in self._lost_attempts if lost == hop.microbatch]
-        if hop.attempt <= max(ended, default=-1):
             return
         receiver = hop.receiver
         if self._peers.stage_of(receiver) is not None:
@@ -328,5 +354,4 @@ class StageExchange(ABC):
             self._start(self._boundary_sender.take_back, onward)
 
     def _withdraw(self, lost: Lost) -> None:
-        self._lost_attempts.append((lost.microbatch, lost.attempt))
         self._start(self._boundary_sender.withdraw, lost.microbatch, lost.attempt)

@@ -9,12 +9,13 @@ from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
 from peer.rounds.services import Services
-from peer.training.shared import SLOTS, BoundaryRing
+from peer.training.shared import SLOTS
 from protocol.membership.view import TRAINING, Member
-from protocol.microbatch.checks import Check, Checks, Compare, Differing, Read
+from protocol.microbatch.checks import Checks
+from protocol.microbatch.core import Command
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
-from protocol.routing.routers import PlannedRouter, plan_of, router_of
+from protocol.routing.routers import PlannedRouter, RandomRouter, plan_of, router_of
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import DATA_STAGE
 from protocol.run.needs import MIN_SLOTS
@@ -32,9 +33,13 @@ def exchange_of(
     plan: Planner = plan_of,
 ) -> StageExchange:
     """The exchange of a peer that holds this stage."""
-    if stage == DATA_STAGE:
-        return DataPeerExchange(amended, peers, services, plan)
-    return RelayExchange(amended, stage, peers, services, plan)
+    if stage != DATA_STAGE:
+        relay = RelayRole(amended, peers, services)
+        return StageExchange(relay, amended, stage, peers, services, plan)
+    router = router_of(amended.founding, services.network.peer_id, MIN_SLOTS)
+    planned = router if isinstance(router, PlannedRouter) else None
+    data_peer = DataPeerRole(router, peers, services)
+    return StageExchange(data_peer, amended, stage, peers, services, plan, planned)
 
 
 # --- data peers -----------------------------------------------------------------------------------
@@ -73,26 +78,23 @@ CHECK_DRAWS: Final = b"loco/v1/stage-checks\0"
 """Our signature of this seeds the draws of checks: nobody else can make it."""
 
 
-class DataPeerExchange(StageExchange):
-    _core: DataPeerCore
+class DataPeerRole:
+    """Implements `StageRole`."""
 
-    def __init__(
-        self, amended: AmendedSpec, peers: StagePeers, services: Services, plan: Planner
-    ) -> None:
-        peer_id = services.network.peer_id
-        router = router_of(amended.founding, peer_id, MIN_SLOTS)
+    def __init__(self, router: RandomRouter, peers: StagePeers, services: Services) -> None:
         checks = Checks(services.sign(CHECK_DRAWS).hex())
-        core = DataPeerCore(peer_id, router, PATIENCE_S, in_flight=SLOTS, checks=checks)
-        planned = router if isinstance(router, PlannedRouter) else None
-        super().__init__(core, amended, DATA_STAGE, peers, services, plan, planned)
-        self._events, self._work = services.events, services.work
-        self._left_out = LeftOut(self._facts, services.events)
+        self.core = DataPeerCore(
+            services.network.peer_id, router, PATIENCE_S, in_flight=SLOTS, checks=checks
+        )
+        self._peers, self._facts = peers, services.facts
+        self._left_out = LeftOut(services.facts, services.events)
 
-    def _look_around(self, now_s: float) -> None:
+    def look_around(self, now_s: float) -> Sequence[Command]:
         others = self._peers.others()
         trained = self._facts.step > 0 or any(m.progress.step > 0 for m in others)
-        self._do(self._core.peers_changed(self._peers.relays(), now_s, trained=trained))
-        self._left_out.report(self._core)
+        commands = self.core.peers_changed(self._peers.relays(), now_s, trained=trained)
+        self._left_out.report(self.core)
+        return commands
 
     def step_of(self, step: float) -> float:
         return step
@@ -100,51 +102,21 @@ class DataPeerExchange(StageExchange):
     async def wait_unneeded(self) -> None:
         """Return at once: a data peer's own end is the end."""
 
-    def _check(self, command: Read | Compare | Differing) -> None:
-        session = self._session
-        assert session is not None, "checks are of what has come to this trainer"
-        match command:
-            case Read(check, relay, slot):
-                self._do(self._core.read(check, relay, bytes(session.ring.slot(slot))))
-            case Compare(check):
-                self._start(self._compare, session.ring, check)
-            case Differing():
-                self._events.emit(
-                    EventName.REPLICAS_DIFFER,
-                    stage=command.stage,
-                    step=self._facts.step,
-                    remotes=list(command.remotes),
-                    odd=command.odd,
-                    distance=round(command.distance, 3),
-                    bound=round(command.bound, 3),
-                    left_out=command.left_out,
-                )
-
-    async def _compare(self, ring: BoundaryRing, check: Check) -> None:
-        distances = await self._work.run(ring.distances, tuple(check.outputs.values()))
-        self._do(self._core.compared(check, distances, trio.current_time()))
-
 
 # --- relays ---------------------------------------------------------------------------------------
-class RelayExchange(StageExchange):
-    _core: RelayCore
+class RelayRole:
+    """Implements `StageRole`."""
 
-    def __init__(
-        self,
-        amended: AmendedSpec,
-        stage: int,
-        peers: StagePeers,
-        services: Services,
-        plan: Planner,
-    ) -> None:
-        super().__init__(RelayCore(SLOTS, PATIENCE_S), amended, stage, peers, services, plan)
-        self._heard, self._total_steps_at = services.heard, amended.total_steps_at
+    def __init__(self, amended: AmendedSpec, peers: StagePeers, services: Services) -> None:
+        self.core = RelayCore(SLOTS, PATIENCE_S)
+        self._peers, self._facts, self._heard = peers, services.facts, services.heard
+        self._total_steps_at = amended.total_steps_at
 
     def step_of(self, step: float) -> float:
         """No further than the data peers are, and not to the end while one of them trains."""
         there = self._peers.data_peers()
         step = min(step, max((float(m.progress.step) for m in there), default=step))
-        may_end = self._core.may_end(
+        may_end = self.core.may_end(
             trio.current_time(),
             ended=step >= self._total_steps_at(step),
             needed=any(map(self._trains, there)),
@@ -164,12 +136,9 @@ class RelayExchange(StageExchange):
     def _has_ended(self, member: Member) -> bool:
         return member.progress.step >= self._total_steps_at(member.progress.step)
 
-    def _look_around(self, now_s: float) -> None:
+    def look_around(self, now_s: float) -> Sequence[Command]:
         there = self._peers.data_peers()
         ended = bool(there) and all(map(self._has_ended, there))
         training = [m.peer_id for m in there if self._trains(m)]
         alive = [m.peer_id for m in there]
-        self._do(self._core.peers_changed(training, now_s, ended=ended, alive=alive))
-
-    def _check(self, command: Read | Compare | Differing) -> None:
-        raise AssertionError("relays check nothing")
+        return self.core.peers_changed(training, now_s, ended=ended, alive=alive)

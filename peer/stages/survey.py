@@ -94,9 +94,7 @@ class Survey:
                 self.measures.round_trip(member.peer_id, member.rtt_s)
         self._facts.links, self._facts.work = self.measures.links(), self.measures.work()
         ours, incarnation = self._services.network.peer_id, self._services.facts.incarnation
-        vector = self.measures.vector(
-            ours, incarnation, self._stage, self.slots, trio.current_time()
-        )
+        vector = self.measures.vector(ours, incarnation, self._stage, self.slots)
         if vector is not None:
             self._signed = encode_vector(vector, self._run_id, self._services.sign)
             self._proposals.take(vector, self._signed)

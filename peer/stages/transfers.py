@@ -41,8 +41,8 @@ and shared memory. Nothing of an old life reaches a new one.
 
 import contextlib
 import math
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -243,34 +243,13 @@ class StageSession:
         self._give, self._free = trio.open_memory_channel[int](len(ring.inbound))
         for slot in self._inbound:
             self._give.send_nowait(slot)
-        self._read: Counter[int] = Counter()
-        self._released: set[int] = set()
 
     def send(self, command: StageCommand) -> None:
-        """Queue a command, or take an inbound slot back; there are never more than slots allow.
-
-        A slot that is still being sent is freed when that has ended.
-        """
-        if not isinstance(command, Freed):
-            self._commands.send_nowait(command)
-        elif command.slot in self._inbound:
+        """Queue a command, or take an inbound slot back; there are never more than slots allow."""
+        if isinstance(command, Freed) and command.slot in self._inbound:
             self._give.send_nowait(command.slot)
-        elif self._read[command.slot]:
-            self._released.add(command.slot)
         else:
             self._commands.send_nowait(command)
-
-    @contextlib.contextmanager
-    def reading(self, slot: int) -> Iterator[memoryview]:
-        """An outbound slot, which is not freed meanwhile."""
-        self._read[slot] += 1
-        try:
-            yield self.ring.slot(slot)
-        finally:
-            self._read[slot] -= 1
-            if slot in self._released and not self._read[slot]:
-                self._released.remove(slot)
-                self._commands.send_nowait(Freed(slot))
 
     async def run(self, line: TrainerLine) -> None:
         async for command in self._sent:

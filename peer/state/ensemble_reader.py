@@ -30,57 +30,15 @@ LEAST_TEMPERATURE = 1e-3
 """Below it the likeliest token is all but certain, and quotients overflow."""
 
 
-class ExpertEnsemble:
-    """The experts of a folder with an ensemble.json; `names` takes some of them alone.
+class Ensemble:
+    """Models that say together what comes next.
 
-    Raises ValueError: the folder holds no ensemble, or it is not whole; OSError.
+    Args:
+        rules: `top`, `discount` and `fixed_share` (see the top of the file).
     """
 
-    def __init__(self, folder: str | Path, names: Sequence[str] | None = None) -> None:
-        self.folder = Path(folder)
-        path = self.folder / "ensemble.json"
-        if not path.is_file():
-            raise ValueError(f"{self.folder} has no ensemble.json: it is no export of experts")
-        told = json.loads(path.read_text(encoding="utf-8"))
-        answering = [each for each in told["experts"] if each["answers"]]
-        experts = [each for each in answering if names is None or each["name"] in names]
-        if not experts:
-            listed = ", ".join(each["name"] for each in answering)
-            raise ValueError(f"{self.folder} has no such expert that answers, but: {listed}")
-        self.rules: dict[str, Any] = told["rules"]
-        self.names: list[str] = [each["name"] for each in experts]
-        for each in experts:
-            self._check(each)
-        logging.disable_progress_bar()
-        first = self.folder / self.names[0]
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(first)
-        self.models: list[Any] = [
-            AutoModelForCausalLM.from_pretrained(self.folder / name).float().eval()
-            for name in self.names
-        ]
-        sizes = {model.config.vocab_size for model in self.models}
-        if len(sizes) > 1:
-            raise ValueError(f"the vocabularies of the experts differ: {sorted(sizes)} tokens")
-
-    def _check(self, expert: dict[str, Any]) -> None:
-        folder = self.folder / expert["name"]
-        if not folder.is_dir():
-            raise ValueError(f"{folder} is missing: export the run again, or copy the whole folder")
-        for name, digest in expert["sha256"].items():
-            if not (folder / name).is_file():
-                raise ValueError(f"{folder / name} is missing: copy the whole folder")
-            with (folder / name).open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                    raise ValueError(f"{folder / name} is not the file that was exported")
-        own, first = (
-            (self.folder / name / "tokenizer.json").read_bytes()
-            for name in (expert["name"], self.names[0])
-        )
-        if own != first:
-            raise ValueError(
-                f"the tokenizers of {expert['name']} and {self.names[0]} differ:"
-                " an ensemble compares what its experts say of the same tokens"
-            )
+    def __init__(self, models: Sequence[Any], tokenizer: Any, rules: dict[str, Any]) -> None:
+        self.models, self.tokenizer, self.rules = list(models), tokenizer, rules
 
     # --- the rule -----------------------------------------------------------------------------
     def even(self) -> torch.Tensor:
@@ -155,7 +113,9 @@ class ExpertEnsemble:
         count = room_for(tokens, len(given), self.context_length)
         draws = torch.Generator().manual_seed(seed)
         caches: list[Any] = [None] * len(self.models)
-        weights, fresh, end = self.even(), given, self.models[0].generation_config.eos_token_id
+        weights, fresh = self.even(), given
+        end = self.models[0].generation_config.eos_token_id
+        ends = end if isinstance(end, list) else [end]
         for now in self.log_probs(given).unbind(1):
             weights = self.learned(weights, now)
         for _ in range(count):
@@ -168,10 +128,62 @@ class ExpertEnsemble:
             token = _drawn(
                 (self.best(weights)[:, None] + each).logsumexp(0), temperature, top_p, draws
             )
-            if token == end:
+            if token in ends:
                 return
             yield token
             weights, fresh = self.learned(weights, each[:, token]), [token]
+
+
+class ExpertEnsemble(Ensemble):
+    """The experts of a folder with an ensemble.json; `names` takes some of them alone.
+
+    Raises ValueError: the folder holds no ensemble, or it is not whole; OSError.
+    """
+
+    def __init__(self, folder: str | Path, names: Sequence[str] | None = None) -> None:
+        self.folder = Path(folder)
+        path = self.folder / "ensemble.json"
+        if not path.is_file():
+            raise ValueError(f"{self.folder} has no ensemble.json: it is no export of experts")
+        told = json.loads(path.read_text(encoding="utf-8"))
+        answering = [each for each in told["experts"] if each["answers"]]
+        experts = [each for each in answering if names is None or each["name"] in names]
+        if not experts:
+            listed = ", ".join(each["name"] for each in answering)
+            raise ValueError(f"{self.folder} has no such expert that answers, but: {listed}")
+        self.names: list[str] = [each["name"] for each in experts]
+        for each in experts:
+            self._check(each)
+        logging.disable_progress_bar()
+        tokenizer: Any = AutoTokenizer.from_pretrained(self.folder / self.names[0])
+        models: list[Any] = [
+            AutoModelForCausalLM.from_pretrained(self.folder / name).float().eval()
+            for name in self.names
+        ]
+        super().__init__(models, tokenizer, told["rules"])
+        sizes = {model.config.vocab_size for model in self.models}
+        if len(sizes) > 1:
+            raise ValueError(f"the vocabularies of the experts differ: {sorted(sizes)} tokens")
+
+    def _check(self, expert: dict[str, Any]) -> None:
+        folder = self.folder / expert["name"]
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is missing: export the run again, or copy the whole folder")
+        for name, digest in expert["sha256"].items():
+            if not (folder / name).is_file():
+                raise ValueError(f"{folder / name} is missing: copy the whole folder")
+            with (folder / name).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                    raise ValueError(f"{folder / name} is not the file that was exported")
+        own, first = (
+            (self.folder / name / "tokenizer.json").read_bytes()
+            for name in (expert["name"], self.names[0])
+        )
+        if own != first:
+            raise ValueError(
+                f"the tokenizers of {expert['name']} and {self.names[0]} differ:"
+                " an ensemble compares what its experts say of the same tokens"
+            )
 
 
 def room_for(wanted: int | None, of_prompt: int, context: int) -> int:

@@ -24,7 +24,6 @@ from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    GenerationConfig,
     PreTrainedTokenizerFast,
     TextStreamer,
 )
@@ -40,12 +39,13 @@ from protocol.run.families import FAMILIES
 from protocol.run.layout import Layout, stage_layers
 from protocol.run.run_spec import RunSpec
 
-from .ensemble_reader import LEAST_TEMPERATURE, ExpertEnsemble, room_for
-from .export_folder import MARKER, check_export_folder, stages_of_export
+from .ensemble_reader import Ensemble
+from .export_folder import MARKER, WEIGHTS_FILE, check_export_folder, stages_of_export
 
 ADAPTER: Final = "adapter"
 """Folder of an export, for peft."""
-_WEIGHTS: Final = "model.safetensors"
+ALONE: Final = {"top": 1, "discount": 1.0, "fixed_share": 0.0}
+"""The rules of an ensemble of one model."""
 _EMBEDDING: Final = "model.embed_tokens.weight"
 
 
@@ -91,7 +91,7 @@ def export_hugging_face(
         tensors = _tensors(phi_P, layout)
         if spec.adapter is not None:
             tensors = _with_base(tensors, spec, config.vocab_size, partial / ADAPTER)
-        save_file(tensors, partial / _WEIGHTS, metadata={"format": "pt"})
+        save_file(tensors, partial / WEIGHTS_FILE, metadata={"format": "pt"})
         tokenizer_json = tokenizer_json or ByteTokenizer().to_json()
         _write_tokenizer(partial, tokenizer_json, end_of_text, spec)
         origin = {
@@ -197,7 +197,7 @@ class ExportedModel:
     def __init__(self, folder: Path) -> None:
         self.stages = stages_of_export(folder)
         transformers_logging.disable_progress_bar()
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder).float().eval()
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
 
     @property
@@ -219,49 +219,25 @@ class ExportedModel:
         config.num_hidden_layers = len(kept)
 
     def continue_text(self, prompt: str, sampling: Sampling, write: Callable[[str], None]) -> None:
-        """Write what follows the prompt, word by word, up to the end of the text.
-
-        Raises ValueError: prompt and tokens do not fit the model.
-        """
-        tokens_1T = self._tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
-        context = self._model.config.max_position_embeddings
-        count = room_for(sampling.tokens, tokens_1T.shape[1], context)
-        end = self._model.generation_config.eos_token_id
-        is_drawn = sampling.temperature >= LEAST_TEMPERATURE
-        draws = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
-        settings = GenerationConfig(
-            max_new_tokens=count,
-            eos_token_id=end,
-            pad_token_id=0 if end is None else None,
-            do_sample=is_drawn,
-            **(draws if is_drawn else {}),
-        )
-        streamer: Any = _Writer(self._tokenizer, write)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(sampling.seed)
-            self._model.generate(
-                tokens_1T,
-                attention_mask=torch.ones_like(tokens_1T),
-                generation_config=settings,
-                streamer=streamer,
-            )
+        continue_together(Ensemble([self._model], self._tokenizer, ALONE), prompt, sampling, write)
 
 
 def continue_together(
-    ensemble: ExpertEnsemble, prompt: str, sampling: Sampling, write: Callable[[str], None]
+    ensemble: Ensemble, prompt: str, sampling: Sampling, write: Callable[[str], None]
 ) -> None:
-    """Write what follows the prompt by all experts; the rest is `ExportedModel.continue_text`'s."""
-    writer: Any = _Writer(ensemble.tokenizer, write, skip_prompt=False)
+    """Write what follows the prompt, word by word, up to the end of the text.
+
+    Raises ValueError: prompt and tokens do not fit the models.
+    """
+    writer: Any = _Writer(ensemble.tokenizer, write)
     for token in ensemble.continued(prompt, *astuple(sampling)):
         writer.put(torch.tensor([token]))
     writer.end()
 
 
 class _Writer(TextStreamer):
-    def __init__(
-        self, tokenizer: Any, write: Callable[[str], None], *, skip_prompt: bool = True
-    ) -> None:
-        super().__init__(tokenizer, skip_prompt=skip_prompt, skip_special_tokens=True)
+    def __init__(self, tokenizer: Any, write: Callable[[str], None]) -> None:
+        super().__init__(tokenizer, skip_special_tokens=True)
         self._write = write
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:

@@ -17,7 +17,7 @@ from protocol.run.run_spec import NONE, RunSpec
 MARKER: Final = "loco_peer.json"
 ENSEMBLE_FILE: Final = "ensemble.json"
 READER_FILE: Final = "ensemble.py"
-_WEIGHTS: Final = "model.safetensors"
+WEIGHTS_FILE: Final = "model.safetensors"
 _READER: Final = Path(__file__).with_name("ensemble_reader.py")
 
 
@@ -64,7 +64,7 @@ def _told_of(folder: Path, run: RunSpec, number: int) -> dict[str, Any]:
     expert, rules = run.experts[number], run.ensemble
     assert rules is not None
     origin = json.loads((folder / expert.name / MARKER).read_text())
-    with (folder / expert.name / _WEIGHTS).open("rb") as weights:
+    with (folder / expert.name / WEIGHTS_FILE).open("rb") as weights:
         digest = hashlib.file_digest(weights, "sha256").hexdigest()
     sizes = expert.model.model_dump(include={"hidden_size", "intermediate_size", "num_layers"})
     return {
@@ -75,5 +75,5 @@ def _told_of(folder: Path, run: RunSpec, number: int) -> dict[str, Any]:
         else sizes | {"parameters": expert.frozen.parameters},
         "round": origin["round"],
         "tokens": origin["tokens"],
-        "sha256": {_WEIGHTS: digest},
+        "sha256": {WEIGHTS_FILE: digest},
     }

@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 from protocol.errors import LocoError
 
 from .ensemble_reader import ExpertEnsemble, true_log_probs
-from .export_folder import MARKER
+from .export_folder import MARKER, WEIGHTS_FILE
 
 RIDGE: Final = 0.01
 TEMPERATURE: Final = 0.1
@@ -158,7 +158,7 @@ def _gate(layer: int) -> str:
 
 
 def _save(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
 
 
 # --- gates ----------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from statistics import median_low
 from typing import Final
 
 from protocol.limits import MAX_REMEMBERED
+from protocol.membership.book import BackOff
 from protocol.schedule.deadline import ObservedDeadline
 from protocol.wire.stage_messages import Direction, Hop
 
@@ -93,8 +94,8 @@ class Awaited:
         self._patience_s = patience_s
         floor_s = min(FLOOR_S, patience_s)
         self._usual = ObservedDeadline(floor_s=floor_s, ceiling_s=patience_s)
-        self._left_out: dict[str, tuple[int, int]] = {}
-        """Until which iteration, and of how many."""
+        self._left_out = BackOff(1, MOST_LEFT_OUT)
+        """Its time is counted in iterations."""
 
     def is_over(
         self, iteration: int, announced: Mapping[str, int], present: Sequence[str], lasted_s: float
@@ -106,23 +107,19 @@ class Awaited:
             present: the data peers that train, at least one.
             lasted_s: since the iteration began here.
         """
-        self._left_out = {each: out for each, out in self._left_out.items() if each in present}
         through = {each for each in present if announced.get(each, 0) > iteration}
-        left_out = {each for each, (until, _) in self._left_out.items() if iteration <= until}
-        awaited = set(present) - left_out
+        awaited = {each for each in present if self._left_out.is_due(each, iteration)}
         missing = (awaited or set(present)) - through
         if not missing:
             self._usual.observe(SEVERAL * lasted_s)
             for each in awaited:
-                self._left_out.pop(each, None)
+                self._left_out.answered(each)
             return True
         half = 2 * len(through) >= len(present)
         if lasted_s < (self._usual.current_s if half else self._patience_s):
             return False
         for each in missing:
-            _, before = self._left_out.get(each, (0, 0))
-            more = max(1, min(MOST_LEFT_OUT, 2 * before))
-            self._left_out[each] = iteration + more, more
+            self._left_out.failed(each, iteration + 1)  # the next one is the first without it
         return True
 
 

@@ -8,8 +8,7 @@ known of a peer goes when it is gone.
 Hysteresis. A vector is told again only when a value has moved by more than CHANGE from what was
 told last, and by more than LEAST_US, so noise of a quarter moves nothing. The time on the line is
 judged together with the round trip: it is the difference of two times, and their noise is much for
-a short one. A value that was unknown is told at once. At least TELL_EVERY_S lie between two
-vectors.
+a short one. A value that was unknown is told at once.
 
 Vectors:
 
@@ -138,7 +137,6 @@ ENOUGH: Final = 3
 """Samples before which nothing is told."""
 CHANGE: Final = 0.4
 LEAST_US: Final = 1000
-TELL_EVERY_S: Final = 5.0
 
 
 class Samples:
@@ -173,7 +171,6 @@ class Measures:
         self._links: dict[str, _LinkSamples] = {}
         self.forward, self.backward, self.loss = Samples(), Samples(), Samples()
         self._told: LinkVector | None = None
-        self._told_s = 0.0
 
     def round_trip(self, peer_id: str, seconds: float) -> None:
         if link := self._link(peer_id):
@@ -218,18 +215,14 @@ class Measures:
             for peer_id, link in sorted(self._links.items())
         )
 
-    def vector(
-        self, peer_id: str, incarnation: int, stage: int, slots: int, now_s: float
-    ) -> LinkVector | None:
+    def vector(self, peer_id: str, incarnation: int, stage: int, slots: int) -> LinkVector | None:
         """The vector to be told from now on; None when what was told still stands."""
         before = self._told
-        if before is not None and now_s - self._told_s < TELL_EVERY_S:
-            return None
         number = 1 if before is None else before.number + 1
         now = LinkVector(peer_id, incarnation, number, stage, slots, self.work(), self.links())
         if before is not None and not _has_moved(before, now):
             return None
-        self._told, self._told_s = now, now_s
+        self._told = now
         return now
 
     def _link(self, peer_id: str) -> _LinkSamples | None:

@@ -56,6 +56,8 @@ def test_one_that_comes_again_is_waited_for_again():
     assert lasts(awaited, 6, {"a": USUAL_S, "b": None}) == USUAL_S
     assert lasts(awaited, 7, {"a": USUAL_S, "b": 3 * USUAL_S}) == 3 * USUAL_S
     assert lasts(awaited, 8, {"a": USUAL_S, "b": 3 * USUAL_S}) == 3 * USUAL_S
+    left_out = [lasts(awaited, n, {"a": USUAL_S, "b": None}) == USUAL_S for n in range(9, 13)]
+    assert left_out == [False, True, False, True]  # of one, as the first time, and then of two
 
 
 @pytest.mark.parametrize("silent", [["b"], ["b", "c"]], ids=len)

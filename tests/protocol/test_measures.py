@@ -5,11 +5,11 @@ import random
 import pytest
 
 from protocol.limits import MAX_LINKS
-from protocol.routing.measures import CHANGE, ENOUGH, TELL_EVERY_S, WINDOW, LinkTimes, Measures
+from protocol.routing.measures import CHANGE, ENOUGH, WINDOW, LinkTimes, Measures
 
 
-def told(measures, now_s):
-    return measures.vector("me", 1, 1, 4, now_s)
+def told(measures):
+    return measures.vector("me", 1, 1, 4)
 
 
 def fill(measures, rtt_s=0.04, line_s=0.01, work_s=0.1, samples=WINDOW, spread=0.0, seed=0):
@@ -53,10 +53,10 @@ def test_what_was_in_the_way_of_a_few_boundaries_does_not_count():
 def test_noise_of_a_quarter_is_not_told(seed):
     measures = Measures()
     fill(measures, spread=0.25, seed=seed)
-    assert told(measures, 0.0) is not None
+    assert told(measures) is not None
     for later in range(1, 40):
         fill(measures, spread=0.25, samples=4, seed=1000 * seed + later)
-        assert told(measures, later * TELL_EVERY_S) is None
+        assert told(measures) is None
 
 
 @pytest.mark.parametrize(("what", "times"), [("rtt_s", 2.0), ("line_s", 3.5), ("work_s", 2.0)])
@@ -64,24 +64,23 @@ def test_a_value_that_moves_is_told_with_the_next_number(what, times):
     measures = Measures()
     usual = {"rtt_s": 0.04, "line_s": 0.01, "work_s": 0.1}
     fill(measures, **usual)
-    first = told(measures, 0.0)
+    first = told(measures)
     fill(measures, **usual | {what: usual[what] * (1 + CHANGE - 0.05)})
-    assert told(measures, TELL_EVERY_S) is None
+    assert told(measures) is None
     fill(measures, **usual | {what: usual[what] * times})
-    assert told(measures, TELL_EVERY_S - 0.1) is None  # not so soon
-    second = told(measures, TELL_EVERY_S)
+    second = told(measures)
     assert (first.number, second.number) == (1, 2)
-    assert told(measures, 9 * TELL_EVERY_S) is None
+    assert told(measures) is None
 
 
 def test_peers_that_come_and_go_are_told():
     measures = Measures()
     fill(measures)
-    told(measures, 0.0)
+    told(measures)
     measures.round_trip("new", 0.1)
-    assert [link.peer_id for link in told(measures, 10.0).links] == ["new", "other"]
+    assert [link.peer_id for link in told(measures).links] == ["new", "other"]
     measures.keep(["new"])
-    assert [link.peer_id for link in told(measures, 20.0).links] == ["new"]
+    assert [link.peer_id for link in told(measures).links] == ["new"]
 
 
 def test_links_are_bounded():

@@ -15,7 +15,7 @@ from peer.training.shared import SLOTS
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.membership.group import Group
 from protocol.membership.view import Progress
-from protocol.microbatch.core import MicrobatchEvent, OfferAhead, SendNotice
+from protocol.microbatch.core import MicrobatchEvent
 from protocol.microbatch.relay import GONE_S
 from protocol.outcomes import RefusalReason
 from protocol.run.layout import part_of_stage
@@ -312,16 +312,6 @@ async def test_what_was_offered_on_for_a_boundary_that_breaks_off_is_taken_back(
         await trio.sleep(1.0)
         assert not [hop for hop in ahead if hop.microbatch.origin == STRANGER]
         await world.wait_done()
-
-
-async def test_nothing_is_offered_ahead_of_an_attempt_before_one_that_is_lost(autojump_clock):
-    async with StageWorld((1, 1), iterations=1).running() as world:
-        (data_peer,), (relay,) = world.of_stage(0), world.of_stage(1)
-        await world.wait_done()
-        exchange, ahead = data_peer.exchange, data_peer.exchange._boundary_sender._ahead
-        hops = [replace(hop_to(relay, data_peer.peer_id, 9), attempt=n) for n in range(3)]
-        exchange._do([SendNotice((), Lost(hops[0].microbatch, 1)), *map(OfferAhead, hops)])
-        assert list(ahead) == [hops[2]]
 
 
 async def _time_of(iterations):
