@@ -90,7 +90,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class PackedHeader(msgspec.Struct, frozen=True):
-    """What a packed file says of its tokens; older files also list their texts."""
+    """The header of a packed file; older files also list their texts."""
 
     tokenizer_digest: str
     vocabulary_size: _Count
