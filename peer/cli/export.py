@@ -56,6 +56,17 @@ class ExportFailed(LocoError):
     """The message says why."""
 
 
+@contextmanager
+def exports() -> Iterator[None]:
+    """Raises ConfigError, ExportFailed: a folder, a file or a value that cannot be used."""
+    try:
+        yield
+    except FileExistsError as error:
+        raise ConfigError(str(error)) from error
+    except (ValueError, OSError) as error:
+        raise ExportFailed(f"cannot export: {error}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class FoundWeights:
     """Weights of a part of the model that can be had, where they stand, and how to read them."""
@@ -132,6 +143,7 @@ def export_checkpoint(home: Home, directory: Path, without: Collection[int] = fr
         export_state(own_state(home, tell), directory, without, tell)
 
 
+@exports()
 def export_state(
     own: OwnState, directory: Path, without: Collection[int] = frozenset(), tell: Tell = nobody
 ) -> None:
@@ -157,8 +169,6 @@ def export_state(
     except (NoDaemon, NotNow) as error:
         more = "the home has no checkpoint either" if stages == 1 else "a stage alone is no model"
         raise type(error)(f"{error}; {more}") from error
-    except (ValueError, OSError) as error:
-        raise ExportFailed(f"cannot export: {error}") from error
     tell(TaskProgress(f"writing {directory}"))
     stands = written.get("round", found.round), written.get("tokens", found.tokens)
     export_weights(home, spec, weights_P, directory, *stands)
@@ -195,21 +205,16 @@ def export_weights(
     round: int | None,
     tokens: int | None,
 ) -> None:
-    """Write a whole model's weights; raises as `export_checkpoint`."""
-    try:
-        export_hugging_face(
-            weights_P,
-            spec,
-            whole_layout(home, spec),
-            directory,
-            tokenizer_json=tokenizer_json_of(home, spec),
-            round=round,
-            tokens=tokens,
-        )
-    except FileExistsError as error:
-        raise ConfigError(str(error)) from error
-    except (ValueError, OSError) as error:
-        raise ExportFailed(f"cannot export: {error}") from error
+    """Write a whole model's weights. Raises FileExistsError, ValueError, OSError."""
+    export_hugging_face(
+        weights_P,
+        spec,
+        whole_layout(home, spec),
+        directory,
+        tokenizer_json=tokenizer_json_of(home, spec),
+        round=round,
+        tokens=tokens,
+    )
 
 
 def whole_layout(home: Home, spec: RunSpec) -> Layout:
@@ -323,6 +328,7 @@ class Given:
         return np.fromfile(self.path, "<f4")
 
 
+@exports()
 def export_swarm(home: Home, directory: Path) -> None:
     """Print the loss of each peer that can be reached and of the mean, and write the mean."""
     with shown("exporting") as tell:
@@ -333,12 +339,9 @@ def export_swarm(home: Home, directory: Path) -> None:
         spec = spec_of(home)
         loss = loss_judge(home, spec)
         print(f"{'peer':<9}{'step':>9}  validation")
-        try:
-            with folder_in(home) as folder:
-                given = list(_given(home, spec, written, folder, loss, tell))
-                mean_P, count, mean_loss = mean_of(given, loss, tell)
-        except (ValueError, OSError) as error:
-            raise ExportFailed(f"cannot export: {error}") from error
+        with folder_in(home) as folder:
+            given = list(_given(home, spec, written, folder, loss, tell))
+            mean_P, count, mean_loss = mean_of(given, loss, tell)
         print(f"{'mean':<9}{f'of {count}':>9}  {mean_loss:.4f}")
         tell(TaskProgress(f"writing {directory}"))
         export_weights(home, spec, mean_P, directory, written["round"], written["tokens"])

@@ -7,7 +7,6 @@ folder never holds half an ensemble that nobody asked for.
 `--as-moe` writes one Mixtral in their place, if it is better than the best of them alone.
 """
 
-import shutil
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from peer.observe.control import ControlFailed, NoDaemon, NotNow
 from peer.options.config import ConfigError
 from peer.process.bottom_line import shown
 from peer.state.ensemble_reader import ExpertEnsemble
+from peer.state.export import move_files
 from peer.state.export_folder import write_ensemble
 from peer.state.home import Home
 from peer.state.moe import Domain, NoMixture, compared, merged
@@ -40,6 +40,7 @@ from .export import (
     export_checkpoint,
     export_swarm,
     export_weights,
+    exports,
     folder_in,
     newest_kept,
     own_state,
@@ -76,6 +77,7 @@ def export_run(
         export_checkpoint(home, directory)
 
 
+@exports()
 def export_experts(home: Home, directory: Path, names: Collection[str] | None = None) -> None:
     """Write a checkpoint of each expert, or of those named, into folders of their names.
 
@@ -87,6 +89,7 @@ def export_experts(home: Home, directory: Path, names: Collection[str] | None = 
         _export(home, directory, names, tell)
 
 
+@exports()
 def export_mixture(home: Home, directory: Path, names: Collection[str] | None = None) -> None:
     """Write one Mixtral of the experts; prints what it makes of each domain beside them.
 
@@ -103,14 +106,12 @@ def export_mixture(home: Home, directory: Path, names: Collection[str] | None = 
             best, its_loss, loss = _told(compared(ensemble, mixture, domains), len(domains))
         except NoMixture as error:
             raise ExportFailed(f"--as-moe: {error}") from error
-        except (ValueError, OSError) as error:
-            raise ExportFailed(f"cannot export: {error}") from error
         if not loss <= its_loss + ROUNDING_NATS:
             raise ExportFailed(
                 f"nothing is written: as one mixture the experts have a loss of {loss:.4f}, worse"
                 f" than {best} alone ({its_loss:.4f}); export them without --as-moe"
             )
-        _moved(folder / "moe", directory)
+        move_files(folder / "moe", directory)
 
 
 def suited(home: Home, run: RunSpec, prompt: str) -> list[str]:
@@ -187,10 +188,7 @@ def _export(home: Home, directory: Path, names: Collection[str] | None, tell: Te
             tell(TaskProgress(f"writing {name}", count, len(found), "experts"))
             target = directory / name
             export_weights(home, spec, weights.read(), target, weights.round, weights.tokens)
-    try:
-        write_ensemble(directory, run, [*found])
-    except OSError as error:
-        raise ExportFailed(f"cannot export: {error}") from error
+    write_ensemble(directory, run, [*found])
 
 
 # --- gathering ------------------------------------------------------------------------------------
@@ -208,8 +206,6 @@ def _gathered(
             found[number] = own.find(part_of_expert(number), layout, gone)
         except (NoDaemon, ControlFailed) as error:
             missing[name] = str(error)
-        except (ValueError, OSError) as error:
-            raise ExportFailed(f"cannot export {name}: {error}") from error
     if not missing:
         return found
     if own.why is not None and not found:
@@ -255,9 +251,3 @@ def _told(rows: dict[str, list[float]], domains: int) -> tuple[str, float, float
     print(*lines_of_table([*experts[:domains], "mean"], whole), sep="\n", flush=True)
     best = min(experts, key=means.__getitem__)
     return best, means[best], means[mixture]
-
-
-def _moved(source: Path, directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    for path in sorted(source.iterdir()):
-        shutil.move(path, directory / path.name)

@@ -102,7 +102,7 @@ def export_hugging_face(
             "stages": spec.pipeline.stages,
         }
         (partial / MARKER).write_text(json.dumps(origin, indent=2) + "\n")
-        _move_files(partial, out_dir)
+        move_files(partial, out_dir)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -160,15 +160,15 @@ def _write_tokenizer(
     path.write_bytes(tokenizer_json)  # which that has written anew: its digest names the tokens
 
 
-def _move_files(source: Path, out_dir: Path) -> None:
+def move_files(source: Path, out_dir: Path) -> None:
     """Move every file of `source` into `out_dir`; the user's own files there stay."""
     out_dir.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.iterdir()):
         if path.is_dir():
-            _move_files(path, out_dir / path.name)
+            move_files(path, out_dir / path.name)
             continue
         path.chmod(USUAL_FILE)  # safetensors writes for the owner alone
-        path.replace(out_dir / path.name)
+        shutil.move(path, out_dir / path.name)
 
 
 @dataclass(frozen=True, slots=True)
