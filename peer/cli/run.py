@@ -1,8 +1,11 @@
 """`start` and `join`: check configuration, run spec and home, then run the daemon."""
 
 import os
+import socket
 import sys
+from contextlib import suppress
 from dataclasses import replace
+from errno import EADDRINUSE
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,25 @@ async def _run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> E
             from peer.daemon.run import run_daemon
 
         return await run_daemon(config, spec, home, spare)
+
+
+def _check_ports(config: PeerConfig) -> None:
+    """Refuse a port that another program holds. Raises ConfigError."""
+    for option, where in (("listen", config.listen), ("metrics", config.metrics)):
+        if where is None or where.port == 0:
+            continue
+        family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
+        with socket.socket(family) as probe, suppress(socket.gaierror):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((where.host, where.port))
+            except OSError as error:
+                if error.errno == EADDRINUSE:
+                    raise ConfigError(
+                        f"{config.given(option)}: port {where.port} is taken; choose another with"
+                        f" --{option}, or stop the program that uses it"
+                    ) from error
+                # other faults of the address are reported when it is listened on
 
 
 def _check_device(config: PeerConfig) -> None:
@@ -90,6 +112,7 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
         print(*config.describe(), sep="\n", file=sys.stderr)
     home.prepare()
     with home.locked():
+        _check_ports(config)
         if start is not None and start.new_run:
             old = home.put_run_away()
             if old is not None:

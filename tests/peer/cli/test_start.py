@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import socket
 import stat
 import sys
 import tempfile
@@ -461,6 +462,21 @@ def test_a_run_that_was_founded_with_bytes_for_want_of_a_name_keeps_them(
 
 
 # --- wrong usage ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("option", ["listen", "metrics"])
+def test_a_port_that_is_taken_is_wrong_usage(
+    home: Home, lives: list[str], tmp_path: Path, option: str
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        where = f"127.0.0.1:{other.getsockname()[1]}"
+        config = load_config({"home": home.root, option: where}, {})
+        with pytest.raises(ConfigError, match=f"port .* is taken; choose another with --{option}"):
+            run_peer(config, Start(toml_of(tmp_path, "run"), new_run=False))
+    run_peer(config, Start(toml_of(tmp_path, "run"), new_run=False))
+    assert lives == ["founding"]
+
+
 @pytest.mark.parametrize("source", ["text", "jsonl", "parquet", "tokens"])
 def test_data_that_is_not_there_is_told_before_anything_is_made(
     home: Home, lives: list[str], tmp_path: Path, source: str
