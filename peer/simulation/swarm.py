@@ -151,7 +151,7 @@ class SimulatedPeer:
             check_spec=self._check_spec,
             bind_run=self._bind,
             observe_round=self.timings.append,
-            checkpoints=CheckpointPlan(self.machine.checkpoint_every_s),
+            checkpoints=self._checkpoint_plan(),
             expert=self.machine.expert,
             follows=lambda _: self.machine.follows,
             on_run=self._tell,
@@ -169,6 +169,9 @@ class SimulatedPeer:
     def _tell(self, spec: RunSpec, corpus_tokens: int) -> None:
         has_state = bool(self.events(EventName.STATE_RECEIVED))
         self.told.append((spec, corpus_tokens, has_state))
+
+    def _checkpoint_plan(self) -> CheckpointPlan:
+        return CheckpointPlan(self.machine.checkpoint_every_s)
 
     def _check_spec(self, spec: RunSpec, _: int | None) -> None:
         steps = self.machine.overlap_steps

@@ -268,7 +268,10 @@ SpecsByRound = list[tuple[int, RunSpec]]
 
 
 def _at(in_force: SpecsByRound, round_: int) -> RunSpec:
-    return next(spec for from_round, spec in reversed(in_force) if from_round <= round_)
+    for from_round, spec in reversed(in_force):
+        if from_round <= round_:
+            break
+    return spec
 
 
 def _end_round(in_force: SpecsByRound) -> int:
