@@ -268,9 +268,9 @@ SpecsByRound = list[tuple[int, RunSpec]]
 
 
 def _at(in_force: SpecsByRound, round_: int) -> RunSpec:
-    for from_round, spec in reversed(in_force):
-        if from_round <= round_:
-            break
+    (_, spec), *later = in_force
+    for from_round, amended in later:
+        spec = amended if from_round <= round_ else spec
     return spec
 
 
