@@ -135,7 +135,7 @@ class SharedTable:
         """Begin the table anew where a bug ends the block: a stranger may have found it."""
         try:
             yield
-        except* Exception as bugs:  # and leave it to trio if we are cancelled as well
+        except* Exception as bugs:  # noqa: BLE001 - that we are cancelled as well, is left to trio
             self._begin()
             self.restarts += 1
             self.last_failure = repr(leaves(bugs)[0])

@@ -1,4 +1,4 @@
-"""The real directory on a simulated network: bugs, nodes that are silent for a while, many nodes."""
+"""The real directory on a simulated network: bugs, silent nodes, many nodes."""
 
 import pytest
 import trio
