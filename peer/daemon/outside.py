@@ -12,6 +12,7 @@ The theory of finding out is in protocol/membership/dial_back.py. Around it:
 - Every linked peer is told whenever what we announce has changed: its redials go there.
 """
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -105,8 +106,6 @@ async def ask_seen(
 
 
 class Reaching:
-    _nursery: trio.Nursery
-
     def __init__(self, services: DaemonServices, reserve: Reserve) -> None:
         self._network = services.network
         self._roster = services.roster
@@ -121,14 +120,14 @@ class Reaching:
         self._relays: dict[PeerId, tuple[float, Address]] = {}
         self._patience = BackOff(RELAY_PAUSE_S, RELAY_PAUSE_S)
         self._trying = Budget(DIAL_BACKS)
+        self._tried = deque[tuple[float, PeerId, Address]]()
         self._ask_at_s = 0.0
 
     async def run(self) -> None:
-        async with trio.open_nursery() as self._nursery:
-            await self._network.serve(REACH, self._serve)
-            while True:
-                await self._update()
-                await trio.sleep(LOOK_EVERY_S)
+        await self._network.serve(REACH, self._serve)
+        while True:
+            await self._update()
+            await trio.sleep(LOOK_EVERY_S)
 
     async def _update(self) -> None:
         now_s = trio.current_time()
@@ -147,17 +146,15 @@ class Reaching:
         if self._roster.living(peer_id, now_s) is not None:  # one that has left may ask, too
             self._roster.heard(now_s, peer_id, asked.incarnation, addresses=asked.addresses)
         tried = [address for address in asked.tried if may_try(address, observed)]
+        while self._tried and self._tried[0][0] <= now_s - DIAL_BACK_EVERY_S:
+            self._trying.give_back(*self._tried.popleft()[1:])
         if tried and self._trying.has_room(peer_id, observed):
             self._trying.take(peer_id, observed)
-            self._nursery.start_soon(self._give_back, peer_id, observed)
+            self._tried.append((now_s, peer_id, observed))
         else:
             tried = []
         reached = await self._reached(peer_id, tried)
         await talk.send(Seen(observed or "/unknown", tuple(tried), tuple(reached)))
-
-    async def _give_back(self, peer_id: PeerId, observed: Address) -> None:
-        await trio.sleep(DIAL_BACK_EVERY_S)
-        self._trying.give_back(peer_id, observed)
 
     async def _reached(self, peer_id: PeerId, tried: Sequence[Address]) -> list[Address]:
         """Try these addresses concurrently: one that hangs delays no other."""

@@ -17,8 +17,8 @@ all nodes have fallen silent. No link or weight is concerned.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final, TypeVar
 
 import trio
@@ -79,9 +79,10 @@ class SharedTable:
         place = place_of(key)
         self._records.keep(self.swarm_time_s(), place, self._network.peer_id, value, "")
         keepers = await self._search(place, {})
-        async with trio.open_nursery() as nursery:
-            for peer_id in keepers:
-                nursery.start_soon(self._ask, peer_id, KeepRecord(place, value), RecordKept)
+        with self._surviving_bugs():
+            async with trio.open_nursery() as nursery:
+                for peer_id in keepers:
+                    nursery.start_soon(self._ask, peer_id, KeepRecord(place, value), RecordKept)
 
     async def get(self, key: bytes) -> Mapping[PeerId, bytes]:
         place = place_of(key)
@@ -124,15 +125,20 @@ class SharedTable:
             for peer_id in search.next_asked():
                 nursery.start_soon(ask, peer_id)
 
+        with self._surviving_bugs(), trio.move_on_after(SEARCH_S):
+            async with trio.open_nursery() as nursery:
+                ask_next()
+        return search.keepers()
+
+    @contextmanager
+    def _surviving_bugs(self) -> Iterator[None]:
+        """Begin the table anew where a bug ends the block: a stranger may have found it."""
         try:
-            with trio.move_on_after(SEARCH_S):
-                async with trio.open_nursery() as nursery:
-                    ask_next()
-        except Exception as bug:  # noqa: BLE001 - a stranger may have found it
+            yield
+        except* Exception as bugs:  # noqa: BLE001 - that we are cancelled as well, is left to trio
             self._begin()
             self.restarts += 1
-            self.last_failure = repr(leaves(bug)[0])
-        return search.keepers()
+            self.last_failure = repr(leaves(bugs)[0])
 
     async def _ask(
         self, peer_id: PeerId, question: FindRecords | KeepRecord, expected: type[Reply]

@@ -303,6 +303,7 @@ class PeerBook:
     # --- hearsay ----------------------------------------------------------------------------------
     def note_name(self, peer_id: str, teller: str) -> bool:
         """A linked peer names one that is not known yet; whether its budget had room for it."""
+        self._forget_name(peer_id)  # the roster may have, on its own
         if not self._told_names.has_room(teller):
             return False
         self._told_names.take(teller)

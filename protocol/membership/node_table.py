@@ -12,7 +12,8 @@ Rules
      buckets, and a search mostly knows beforehand whom it will end at.
   3. A search asks the BEAM nearest nodes that it has heard of, and nearer ones that they name,
      until all of the BEAM nearest have answered. One that is silent gives way to the next nearest.
-  4. It ends after SEARCH_S, for others can name nodes without end; what it has found then counts.
+  4. Others can name nodes without end. So no more than BEAM are asked at once, and a search ends
+     after MOST_ASKED or SEARCH_S; what it has found then counts.
 
 Invariant: what is known grows within the bounds alone, whatever others name.
 """
@@ -30,6 +31,8 @@ from .records import place_of
 REPLICAS: Final = 5
 BEAM: Final = 2 * REPLICAS
 """Some of the nearest have not heard of a record, and some are silent."""
+MOST_ASKED: Final = 64
+"""Three times what a search among a thousand nodes takes (tests/protocol/test_node_table.py)."""
 SEARCH_S: Final = 4.0
 
 
@@ -86,6 +89,7 @@ class NodeSearch:
         self._position = position_of(place)
         self._distances: dict[str, int] = {}
         self._asked: set[str] = set()
+        self._waiting: set[str] = set()
         self._answered: set[str] = set()
 
     def hear(self, names: Iterable[str], now_s: float) -> None:
@@ -97,14 +101,18 @@ class NodeSearch:
     def next_asked(self) -> list[str]:
         """The nodes to ask now; each is told once."""
         beam = nsmallest(BEAM, self._distances, self._distances.__getitem__)
-        new = [name for name in beam if name not in self._asked]
+        room = min(BEAM - len(self._waiting), MOST_ASKED - len(self._asked))
+        new = [name for name in beam if name not in self._asked][:room]
         self._asked.update(new)
+        self._waiting.update(new)
         return new
 
     def answered(self, name: str) -> None:
+        self._waiting.remove(name)
         self._answered.add(name)
 
     def silent(self, name: str) -> None:
+        self._waiting.remove(name)
         del self._distances[name]
 
     def keepers(self) -> list[str]:

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.gossip.matchmaking import RESTS
+from protocol.limits import HEARSAY
 from protocol.membership import book
 from protocol.membership.book import (
     HALF_LIFE_S,
@@ -117,3 +118,11 @@ def test_vectors_alone_slow_a_partner_and_never_silence_it(fault, patience):
             now_s += RESTS.first_s
         now_s += more_s
     assert max(waits_s) == SLOWED_S
+
+
+def test_a_name_that_is_told_anew_takes_one_place():
+    noted = PeerBook()
+    assert all(noted.note_name("b", "teller") for _ in range(HEARSAY.per_peer + 1))
+    assert noted.note_name("b", "another")
+    assert all(noted.note_name(f"c{number}", "teller") for number in range(HEARSAY.per_peer))
+    assert not noted.note_name("d", "teller")

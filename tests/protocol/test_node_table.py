@@ -7,6 +7,7 @@ import pytest
 from protocol.limits import NEAREST_NODES, RECORDS
 from protocol.membership.node_table import (
     BEAM,
+    MOST_ASKED,
     REPLICAS,
     NodeSearch,
     NodeTable,
@@ -120,3 +121,31 @@ def test_nobody_that_rests_is_asked(table):
     search = NodeSearch(table, PLACE)
     search.hear(["own", *NAMES[3:5]], 0.1)
     assert search.next_asked() == [NAMES[4]]
+
+
+def test_liars_that_name_nearer_ones_without_end_have_few_asked_at_once_and_not_many_in_all():
+    names = near(f"liar{number}" for number in range(2_000))[::-1]
+    search, waiting, asked = NodeSearch(NodeTable("own"), PLACE), [], 0
+    search.hear(names[:NEAREST_NODES], 0.0)
+    told = iter(range(NEAREST_NODES, len(names), NEAREST_NODES))
+    while waiting := [*waiting, *search.next_asked()]:
+        assert len(waiting) <= BEAM
+        liar = waiting.pop()
+        asked += 1
+        search.answered(liar)
+        begin = next(told)
+        search.hear(names[begin : begin + NEAREST_NODES], 0.0)
+    assert asked == MOST_ASKED
+
+
+def test_a_search_among_a_thousand_who_know_few_of_them_is_not_cut_short():
+    names, rng = near(f"node{number}" for number in range(1000)), random.Random(2)
+
+    def known(name):
+        """Those near to the place know each other; any other knows some of all."""
+        sample = names if name in names[:40] else near(rng.sample(names, 100))
+        return sample[:NEAREST_NODES]
+
+    asked, keepers = searched(rng.sample(names, 3), known)
+    assert keepers == names[:REPLICAS]
+    assert len(asked) < MOST_ASKED / 2

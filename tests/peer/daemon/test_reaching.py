@@ -160,6 +160,21 @@ async def test_another_relay_takes_the_place_of_one_that_is_gone_or_refuses(
         assert gone not in node.facts.reach.relays
 
 
+async def test_who_asks_while_we_are_ending_is_answered(autojump_clock: object) -> None:
+    """The network serves on for a while after what looks after our reach has ended."""
+    async with AsyncExitStack() as stack:
+        internet = SimulatedInternet(1)
+        ending, asking = [await open_node(stack, internet, number) for number in (1, 2)]
+        with trio.move_on_after(1.0):
+            await ending.reaching.run()
+        network, there = asking.network, ending.network
+        await network.connect(there.peer_id, there.addresses)
+        own = PUBLIC.format(2)
+        seen = await say_where(network, there.peer_id, Whereabouts(1, (), (own,)))
+        assert seen is not None
+        assert seen.reached == (own,)
+
+
 async def test_tarpits_of_one_network_leave_dial_backs_to_others(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: object
 ) -> None:

@@ -64,7 +64,7 @@ class RealWorld:
         key_file = self._folder / f"identity{number}"
         key_file.write_bytes(identity.to_file_bytes())
         opened = open_libp2p_network(key_file, runtime_dir=self._folder, **options)
-        network = await self._nursery.start(_hold, opened)
+        network = await self._nursery.start(hold, opened)
         if self._first:
             await network.connect(self._first.peer_id, self._first.addresses)
         return identity, network
@@ -78,7 +78,7 @@ class RealWorld:
         return Peer(identity, directory, network)
 
 
-async def _hold(opened, task_status):
+async def hold(opened, task_status):
     """Keep it open, in a task of its own, until the world ends."""
     async with opened as held:
         task_status.started(held)

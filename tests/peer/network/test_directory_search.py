@@ -1,0 +1,109 @@
+"""The real directory on a simulated network: bugs, silent nodes, many nodes."""
+
+import pytest
+import trio
+from directory_worlds import Peer, hold
+
+from peer.network.directory import SharedTable, open_directory
+from peer.network.identity import Identity
+from peer.network.simulated import SimulatedInternet, SimulatedNetwork
+from protocol.membership.book import REDIALS
+from protocol.membership.records import record_keys
+
+KEY = record_keys("run")[0]
+
+
+class _Network(SimulatedNetwork):
+    """One that notes the addresses in answers."""
+
+    def known_addresses(self, peer_id):
+        return self._known.get(peer_id, ())
+
+    def note_addresses(self, peer_id, addresses):
+        self._known.setdefault(peer_id, tuple(addresses))
+
+
+class World:
+    def __init__(self, nursery):
+        self._nursery, self.internet = nursery, SimulatedInternet(1)
+        self.peers = []
+
+    async def peer(self, told=0):
+        """A peer that was told of another one."""
+        identity = Identity((len(self.peers) + 1).to_bytes(32, "big"))
+        network = await self._nursery.start(hold, self.internet.open_network(identity.peer_id))
+        network.__class__ = _Network
+        directory = await open_directory(network, trio.current_time)
+        if self.peers:
+            entry = self.peers[told].network
+            await network.connect(entry.peer_id, entry.addresses)
+            await directory.add_peers(entry.addresses)
+        self.peers.append(Peer(identity, directory, network))
+        return self.peers[-1]
+
+
+@pytest.fixture
+async def world():
+    async with trio.open_nursery() as nursery:
+        yield World(nursery)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+async def test_twelve_that_were_each_told_of_one_find_all_until_their_records_expire(
+    autojump_clock, world
+):
+    for number in range(12):
+        await world.peer(told=max(0, number - 1))
+    values = {peer.peer_id: await peer.announce(KEY, 600.0) for peer in world.peers[:10]}
+    for peer in world.peers:
+        assert await peer.directory.get(KEY) == values
+    await trio.sleep(600.0)
+    assert await world.peers[-1].directory.get(KEY) == {}
+
+
+async def test_one_that_is_silent_for_a_while_is_found_again_soon(autojump_clock, world):
+    first, second = await world.peer(), await world.peer()
+    world.internet.partition([first.peer_id], [second.peer_id])
+    value = await first.announce(KEY)
+    for _ in range(3):
+        assert await second.directory.get(KEY) == {}
+    world.internet.heal()
+    await trio.sleep(REDIALS.most_s)
+    assert await second.directory.get(KEY) == {first.peer_id: value}
+
+
+async def test_a_bug_that_the_answer_to_a_store_finds_costs_the_table_alone(
+    autojump_clock, world, monkeypatch
+):
+    first, second = await world.peer(), await world.peer()
+    monkeypatch.setattr(SharedTable, "_search", lambda *_: _at_once([first.peer_id]))
+    monkeypatch.setattr(second.network, "open_stream", lambda *_: 1 / 0)
+    await second.announce(KEY)
+    assert second.directory.restarts == 1
+    assert "ZeroDivisionError" in second.directory.last_failure
+
+
+async def _at_once(value):
+    await trio.lowlevel.checkpoint()
+    return value
+
+
+async def test_a_bug_in_a_search_that_is_cancelled_as_well_ends_nobody(
+    autojump_clock, world, monkeypatch
+):
+    _, second, third = await world.peer(), await world.peer(), await world.peer()
+    await second.directory.get(KEY)
+
+    async def hang(peer_id, _):
+        try:
+            await trio.sleep_forever()
+        finally:
+            if peer_id == third.peer_id:
+                raise ZeroDivisionError
+
+    monkeypatch.setattr(second.network, "open_stream", hang)
+    with trio.move_on_after(1.0) as scope:
+        await second.directory.get(KEY)
+    assert scope.cancelled_caught
+    assert second.directory.restarts == 1
