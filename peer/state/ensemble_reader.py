@@ -116,12 +116,14 @@ class Ensemble:
         weights, fresh = self.even(), given
         end = self.models[0].generation_config.eos_token_id
         ends = end if isinstance(end, list) else [end]
-        for now in self.log_probs(given).unbind(1):
-            weights = self.learned(weights, now)
+        if len(self.models) > 1 and len(given) > 1:  # else the prompt tells nobody apart
+            for now in self.log_probs(given).unbind(1):
+                weights = self.learned(weights, now)
         for _ in range(count):
             said = []
             for number, model in enumerate(self.models):
-                out = model(torch.tensor([fresh]), past_key_values=caches[number], use_cache=True)
+                cache = {"past_key_values": caches[number], "use_cache": True}
+                out = model(torch.tensor([fresh]), logits_to_keep=1, **cache)
                 caches[number] = out.past_key_values
                 said.append(out.logits[0, -1].double().log_softmax(-1))
             each = torch.stack(said)

@@ -70,10 +70,12 @@ class _Mover(ABC):
         self._parameters, self._dtype = parameters, dtype
 
     def begin(self, num_steps: int = 0) -> None:
-        """Make moments, of zeros, that have seen so many steps."""
-        for parameter in self._parameters:
-            zeros = {name: torch.zeros_like(parameter, dtype=self._dtype) for name in self.moments}
-            self.state[parameter] = zeros
+        """Make moments, of zeros, that have seen so many steps: all, or none where memory ends."""
+        self.state.clear()
+        self.state.update([(each, self._fresh(each, num_steps)) for each in self._parameters])
+
+    def _fresh(self, parameter: torch.nn.Parameter, num_steps: int) -> dict[str, torch.Tensor]:
+        return {name: torch.zeros_like(parameter, dtype=self._dtype) for name in self.moments}
 
     @abstractmethod
     def step(self, rate: float) -> None: ...
@@ -97,10 +99,9 @@ class AdamW(_Mover):
         super().__init__([each for parameters, _ in groups for each in parameters], dtype)
         self._groups, self._betas = groups, betas
 
-    def begin(self, num_steps: int = 0) -> None:
-        super().begin()
-        for parameter, state in self.state.items():
-            state["step"] = torch.full((), float(num_steps), device=parameter.device)
+    def _fresh(self, parameter: torch.nn.Parameter, num_steps: int) -> dict[str, torch.Tensor]:
+        step = torch.full((), float(num_steps), device=parameter.device)
+        return {**super()._fresh(parameter, num_steps), "step": step}
 
     @torch.no_grad()
     def step(self, rate: float) -> None:

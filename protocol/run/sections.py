@@ -349,6 +349,8 @@ class NolocoSection(FragmentsSection):
 def without_streaming(tree: dict[str, Any]) -> dict[str, Any]:
     """Read [sync] as it was when fragments in pairs were a method."""
     section = tree.get("streaming") or {}
+    if tree.get("method") != "streaming" and section:
+        raise misfit("streaming", 'is [sync.noloco] now, with method = "noloco"', section)
     if tree.get("method") != "streaming" or not isinstance(section, dict):
         return tree
     if section.get("fragments") == "whole":

@@ -213,3 +213,24 @@ def test_forgetting_makes_a_new_one(momentum):
         optimizer.step(RATE)
         vectors.append(model.theta_P.clone())
     assert torch.equal(*vectors)
+
+
+@pytest.mark.parametrize("fitting", [1, 3])
+def test_where_memory_ends_as_moments_are_made_the_next_step_makes_all(monkeypatch, fitting):
+    """A trainer goes on with fewer sequences then."""
+    model = FlatModel(empty_module(tiny_spec(), VOCABULARY), CPU)
+    optimizer = inner_optimizer(model, spec_with().optimizer, "fp32")
+    made, zeros_like = [], torch.zeros_like
+
+    def in_little_memory(*given, **named):
+        made.append(given)
+        if len(made) > fitting:
+            raise torch.OutOfMemoryError
+        return zeros_like(*given, **named)
+
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(torch, "zeros_like", in_little_memory)
+        optimizer.step(RATE)
+    optimizer.step(RATE)
+    assert optimizer.num_steps == 1
+    assert all(len(each.optimizer.state) == len(each.leaves) for each in optimizer._parts)

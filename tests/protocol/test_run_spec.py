@@ -401,6 +401,12 @@ def test_what_says_nothing_to_streaming_gossip_is_refused(keys: str, sentence: s
         parse_toml(f'[sync]\nmethod = "streaming"\n{keys}\n')
 
 
+@pytest.mark.parametrize("method", ["noloco", "diloco", "bogus"])
+def test_a_section_of_streaming_without_its_method_is_told_its_new_name(method: str) -> None:
+    with pytest.raises(InvalidRunSpec, match=r"^sync\.streaming: is \[sync\.noloco\] now"):
+        parse_toml(f"[sync]\nmethod = '{method}'\n[sync.streaming]\nfragments = 'strided'\n")
+
+
 @pytest.mark.parametrize(("overlap_steps", "inner_steps"), [(1, 1), (10, 10), (11, 10)])
 def test_a_fragment_comes_back_before_it_is_sent_again(
     overlap_steps: int, inner_steps: int

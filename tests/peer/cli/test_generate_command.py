@@ -131,6 +131,13 @@ def test_the_text_follows_from_prompt_sampling_and_stages(export: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_prompt_of_one_token_is_continued(export: Path) -> None:
+    found = loco("generate", "--hf", str(export), "--prompt", "d", "--tokens", "4")
+    assert found.exit_code == ExitCode.OK, found.stderr
+    assert found.stdout.strip("\n")
+
+
+@pytest.mark.slow
 def test_a_stage_takes_its_layers_with_it(export: Path) -> None:
     """The likeliest tokens are those of the stages that are left, one after the other."""
     model = ExportedModel(export)
