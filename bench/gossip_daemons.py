@@ -1,6 +1,6 @@
 """Gossip without a clock in whole daemons: a second witness beside gossip_links.py.
 
-The daemon's own code in virtual time (peer/simulation): its round loop, beats, matchmaking, streams
+The daemon's own code in virtual time (simulation): its round loop, beats, matchmaking, streams
 and outer steps; toy models of 128 Ki parameters in fp32, so that a vector is much longer than a
 message. Lines are per pair and direction: 4 to 70 ms, and rates so that an exchange of a middle
 pair takes the wished part of a round; those of the last two peers carry a part of THIN of that, in
@@ -35,15 +35,15 @@ from typing import Any, Final
 from bench.gossip.measures import Pair, pair_figures, quantile
 from bench.gossip_report import Event, PeerFigures, Window, peer_figures
 from bench.report import Goal, Report, options
-from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedPeer, SwarmOptions, identity_of, open_swarm
-from peer.simulation.virtual_time import run_in_virtual_time
-from peer.training.simulated import SimulatedSpeed
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
 from protocol.run.sections import OptimizerSection
 from protocol.schedule.rounds import owed_steps
+from simulation.machine import Machine
+from simulation.network import LinkModel
+from simulation.swarm import SimulatedPeer, SwarmOptions, identity_of, open_swarm
+from simulation.trainer import SimulatedSpeed
+from simulation.virtual_time import run_in_virtual_time
 
 INNER_STEPS: Final = 10
 STEP_S: Final = 1.0

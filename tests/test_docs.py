@@ -140,7 +140,7 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PROSE, ids=name_of)
 def test_files_and_tests_that_are_named_are_there(page):
     text = text_of(page)
-    named = re.findall(r"`((?:bench|demo|deploy|peer|protocol|tests)/[\w./-]+\w)`", text)
+    named = re.findall(r"`((?:bench|demo|deploy|peer|protocol|simulation|tests)/[\w./-]+\w)`", text)
     assert [name for name in named if not (ROOT / name).exists()] == []
     tests = "".join(text_of(path) for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name in re.findall(r"`(test_\w+)`", text) if f"def {name}(" not in tests] == []
@@ -322,7 +322,7 @@ def named_by_the_product() -> set[tuple[str, str]]:
     """Pages of docs/ with their sections that code, alerts and templates name to people."""
     files = [
         path
-        for room in ("bench", "demo", "deploy", "peer", "protocol")
+        for room in ("bench", "demo", "deploy", "peer", "protocol", "simulation")
         for path in (ROOT / room).rglob("*.*")
         if path.suffix in {".js", ".json", ".py", ".service", ".toml", ".yaml", ".yml"}
     ]

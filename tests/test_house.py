@@ -16,7 +16,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 70
-SOURCES = sorted(path for room in ("protocol", "peer") for path in (ROOT / room).rglob("*.py"))
+ROOMS = ("protocol", "peer", "simulation")
+SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 MEASURES = sorted(path for room in ("bench", "demo") for path in (ROOT / room).rglob("*.py"))
 
 

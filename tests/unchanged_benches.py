@@ -18,7 +18,7 @@ import grimp
 
 ROOT: Final = Path(__file__).parents[1]
 TESTS: Final = ROOT / "tests" / "bench"
-PACKAGES: Final = ("bench", "demo", "peer", "protocol")
+PACKAGES: Final = ("bench", "demo", "peer", "protocol", "simulation")
 NO_BENCH_READS: Final = ("docs/", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 OTHER_TESTS: Final = ("tests/e2e/", "tests/peer/", "tests/protocol/", "tests/pins/")
 STARTS_PROCESSES: Final = ("mark.e2e", "subprocess")

@@ -31,15 +31,6 @@ from peer.daemon.outside import be_reached
 from peer.network.identity import Identity
 from peer.network.relay import HOP
 from peer.observe.event_names import EventName
-from peer.simulation.swarm import (
-    SimulatedPeer,
-    SimulatedSwarm,
-    SwarmOptions,
-    identity_of,
-    open_swarm,
-)
-from peer.simulation.virtual_time import run_in_virtual_time
-from peer.training.simulated import simulated_layout
 from protocol.address.multiaddr import split_peer_id
 from protocol.content.manifest import CorpusManifest, digest_of
 from protocol.fragment.fragments import fragments_of_run
@@ -47,6 +38,15 @@ from protocol.membership import book
 from protocol.run.run_spec import RunSpec
 from protocol.wire.messages import Beat, Free, Hello
 from protocol.wire.versions import CONTENT, FRAGMENT, GOSSIP, HELLO, REACH, SPOKEN
+from simulation.swarm import (
+    SimulatedPeer,
+    SimulatedSwarm,
+    SwarmOptions,
+    identity_of,
+    open_swarm,
+)
+from simulation.trainer import simulated_layout
+from simulation.virtual_time import run_in_virtual_time
 
 HONEST: Final = "abc"
 STEPS: Final = 20

@@ -1,6 +1,7 @@
 """The base of every network: its streams, the gate for those from outside, and what runs behind it.
 
-A stream's bytes are moved by a network's own class (libp2p.py, simulated.py). Alike in both:
+A stream's bytes are moved by a network's own class (libp2p.py, simulation/network.py). Alike in
+both:
 
 - Every byte is counted for its protocol, as it is handed on.
 - Where the network has a pace (pacing.py), our own conversations keep to it. A sender that has not

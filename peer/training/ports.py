@@ -1,6 +1,7 @@
 """The Trainer port: the inner loop as the daemon sees it.
 
-Implementations: `process.py` (a child process) and `simulated.py` (a toy model in virtual time).
+Implementations: `process.py` (a child process) and `simulation/trainer.py` (a toy model in
+virtual time).
 """
 
 from collections.abc import Callable

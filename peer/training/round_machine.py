@@ -2,7 +2,7 @@
 
 Theory. A trainer alternates between the daemon's commands and inner steps. The machine says what
 comes next; its driver does that, and reports it. loop.py drives a model in a process of its own,
-simulated.py a toy in virtual time.
+simulation/trainer.py a toy in virtual time.
 
     driver                              machine
     obey(command)

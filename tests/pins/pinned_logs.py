@@ -14,7 +14,7 @@ from typing import Final
 import blake3
 from pinned_worlds import WORLDS, Happened
 
-from peer.simulation.swarm import LoggedEvent
+from simulation.swarm import LoggedEvent
 
 FILE: Final = Path(__file__).with_name("event_logs.json")
 

@@ -25,10 +25,11 @@ from streaming_worlds import OPTIONS, fragment_spec, spoil
 from swarm_worlds import start, toy_spec
 from trio._core import _run as scheduler
 
-from peer.network.simulated import LinkModel, SimulatedInternet
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import (
+from protocol.run.run_spec import RunSpec
+from simulation.machine import Machine
+from simulation.network import LinkModel, SimulatedInternet
+from simulation.swarm import (
     DEFAULT_MACHINE,
     LoggedEvent,
     SimulatedPeer,
@@ -36,8 +37,7 @@ from peer.simulation.swarm import (
     SwarmOptions,
     open_swarm,
 )
-from peer.simulation.virtual_time import run_in_virtual_time
-from protocol.run.run_spec import RunSpec
+from simulation.virtual_time import run_in_virtual_time
 
 RUN_ID: Final = "ab" * 16
 LIMIT_S: Final = 3600.0

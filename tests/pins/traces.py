@@ -17,7 +17,6 @@ import trio
 from msgspec import Struct
 
 ROOT: Final = Path(__file__).parents[2]
-HARNESS: Final = "peer/simulation"
 INLINED: Final = ("<listcomp>", "<setcomp>", "<dictcomp>")
 """Functions in some versions of Python, and none in others."""
 SENDING: Final = {"encode_message": "message", "send": "command"}
@@ -51,7 +50,7 @@ def place_of(filename: str) -> str | None:
     if not path.is_relative_to(ROOT):
         return None
     place = path.relative_to(ROOT).as_posix()
-    return place if place.startswith(("peer/", "protocol/")) and HARNESS not in place else None
+    return place if place.startswith(("peer/", "protocol/")) else None
 
 
 def package_of(place: str) -> str:

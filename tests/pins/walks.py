@@ -21,9 +21,9 @@ from stage_worlds import PretendedTrainer, StageWorld
 from swarm_worlds import toy_spec
 from traces import Trace
 
-from peer.simulation.swarm import SwarmOptions, open_swarm
 from protocol.run.run_spec import RunSpec
 from protocol.wire.stage_messages import Direction
+from simulation.swarm import SwarmOptions, open_swarm
 
 
 class Ends:

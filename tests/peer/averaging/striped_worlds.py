@@ -19,7 +19,6 @@ from peer.averaging.gossip.gossip import Gossip, GossipServer
 from peer.codec import get_codec
 from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
-from peer.network.simulated import LinkModel, SimulatedInternet, SimulatedNetwork
 from peer.observe.events import EventLog
 from peer.runtime import PeerId
 from peer.runtime.work import SimulatedWork
@@ -30,6 +29,7 @@ from protocol.membership.book import Fault
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Accept, Join, Piece, Received, Vector
 from protocol.wire.versions import GOSSIP
+from simulation.network import LinkModel, SimulatedInternet, SimulatedNetwork
 
 GROUP, LAYOUT = "ab" * 16, "12" * 16
 ROUNDS = (3, 11)

@@ -15,7 +15,6 @@ from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import get_codec
 from peer.facts import Facts
 from peer.network.conversation import Conversation
-from peer.network.simulated import SimulatedInternet
 from peer.observe.events import EventLog
 from peer.rounds.services import Services
 from peer.runtime.work import SimulatedWork
@@ -37,6 +36,7 @@ from protocol.wire.fragment_messages import (
     Stamps,
 )
 from protocol.wire.versions import FRAGMENT as PROTOCOL
+from simulation.network import SimulatedInternet
 
 MAX_RETURN_S = 2 * MAX_COLLECT_S
 """The longest that a machine waits for its results."""

@@ -26,7 +26,6 @@ from peer.averaging.gossip.exchange_session import Averaged
 from peer.averaging.gossip.exchanges import HeldProposal
 from peer.averaging.gossip.gossip import Gossip, GossipServer
 from peer.network.conversation import Conversation
-from peer.network.simulated import SimulatedNetwork
 from peer.observe.events import EventLog
 from peer.runtime import Stream
 from peer.runtime.work import SimulatedWork
@@ -35,6 +34,7 @@ from protocol.outcomes import RefusalReason
 from protocol.wire import pieces
 from protocol.wire.messages import Accept, AskSettled, Join, Piece, SettledOutcome, SettledReply
 from protocol.wire.versions import GOSSIP
+from simulation.network import SimulatedNetwork
 
 GROUPS = (GROUP, "cd" * 16)
 SIZES = (PARAMETERS // 2, PARAMETERS)

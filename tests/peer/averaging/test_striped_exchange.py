@@ -28,13 +28,13 @@ from striped_worlds import (
 from peer.averaging.gossip import exchanges
 from peer.averaging.gossip.exchange_session import STALL_S, Averaged, Skipped
 from peer.network.conversation import Conversation
-from peer.network.simulated import SimulatedInternet
 from protocol.errors import Refused, StreamLost
 from protocol.limits import INBOUND_STREAMS, MAX_STRIPES, STRIPE_FROM_BYTES
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire import pieces
 from protocol.wire.messages import Accept, Join, Piece, Propose, Vector
 from protocol.wire.versions import GOSSIP
+from simulation.network import SimulatedInternet
 
 LONG = STRIPE_FROM_BYTES // 128 * 128
 """Parameters whose int8 codes are a little longer than what stays on one stream."""

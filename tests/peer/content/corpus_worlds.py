@@ -13,12 +13,10 @@ import trio
 from peer.content.pieces import PieceFetcher, PieceStore
 from peer.content.service import ContentService
 from peer.facts import Facts
-from peer.network.simulated import LinkModel, SimulatedInternet, SimulatedLink, SimulatedNetwork
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.rounds.services import Services
 from peer.runtime.work import SimulatedWork
-from peer.simulation.swarm import identity_of
 from peer.training.corpus.blocks import Corpus
 from peer.training.corpus.folder import KeptCorpus, prepare_corpus
 from protocol.membership.view import Progress, Roster
@@ -26,6 +24,8 @@ from protocol.run.run_spec import DataSection, ModelSection, RunSpec
 from protocol.run.signed_spec import SignedSpec
 from protocol.schedule.data_plan import DataPlan
 from protocol.wire.versions import CONTENT
+from simulation.network import LinkModel, SimulatedInternet, SimulatedLink, SimulatedNetwork
+from simulation.swarm import identity_of
 
 SPEC = RunSpec(
     model=ModelSection(context_length=64),

@@ -24,7 +24,6 @@ from peer.content.fetching import (
 from peer.content.service import READINGS_OF_A_STATE
 from peer.content.state_file import state_bytes
 from peer.network.conversation import Conversation, StreamStalled
-from peer.network.simulated import LinkModel
 from protocol.content.manifest import digest_of
 from protocol.errors import Refused, StreamLost
 from protocol.limits import (
@@ -46,6 +45,7 @@ from protocol.wire.content_messages import (
     StateScalars,
 )
 from protocol.wire.versions import CONTENT
+from simulation.network import LinkModel
 
 THIN = LinkModel(latency_s=0.02, bandwidth_bytes_per_s=4 * MIN_FETCH_BYTES_PER_S)
 
@@ -138,8 +138,8 @@ async def ask_and_read_nothing(made: World, network: Any, request: Any) -> None:
 async def test_streams_that_never_read_lose_their_places(
     autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr("peer.network.simulated.WINDOW_BYTES", 512)
-    monkeypatch.setattr("peer.network.simulated.SEGMENT_BYTES", 256)
+    monkeypatch.setattr("simulation.network.WINDOW_BYTES", 512)
+    monkeypatch.setattr("simulation.network.SEGMENT_BYTES", 256)
     async with (
         world(tmp_path) as made,
         made.crowd(*[None] * READERS.total) as readers,
@@ -322,7 +322,7 @@ async def test_a_source_that_describes_its_state_for_ever_is_left(
 async def test_a_peer_that_never_reads_is_given_up_in_every_conversation(
     autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("peer.network.simulated.WINDOW_BYTES", 16)
+    monkeypatch.setattr("simulation.network.WINDOW_BYTES", 16)
     async with world(tmp_path) as made:
 
         async def deaf(_: Any) -> None:

@@ -5,9 +5,9 @@ from typing import Any, Final
 from swarm_worlds import toy_spec
 
 from peer.process.rejoin import JoinAgain
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm
 from protocol.run.run_spec import RunSpec, validated
+from simulation.machine import Machine
+from simulation.swarm import SimulatedPeer, SimulatedSwarm
 
 STEPS: Final = 20
 ANY: Final = Machine(checkpoint_every_s=5.0)

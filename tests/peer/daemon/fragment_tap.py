@@ -18,8 +18,6 @@ from peer.averaging.diloco.fragment_exchange import FragmentExchange
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor
 from peer.network.conversation import Conversation
-from peer.simulation.machine import _GatedTrainer
-from peer.simulation.swarm import SimulatedSwarm
 from peer.training.messages import TrainerEvent
 from protocol.content.samples import Float32Vector
 from protocol.diloco.chunk_ledger import ChunkLedger
@@ -27,6 +25,8 @@ from protocol.diloco.commands import Sent
 from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import ChunkStateReply, Contribution, Result, Stamp
 from protocol.wire.versions import FRAGMENT
+from simulation.machine import _GatedTrainer
+from simulation.swarm import SimulatedSwarm
 
 Kind = TypeVar("Kind", bound=Message)
 

@@ -9,12 +9,12 @@ from swarm_worlds import exchanges
 
 from peer.averaging.gossip.exchange_session import Averaged, ExchangeSession, RoundOutcome
 from peer.network.conversation import Conversation
-from peer.network.simulated import SimulatedStream
 from peer.runtime import PeerId
-from peer.simulation.swarm import SimulatedPeer
 from protocol.outcomes import SkipReason
 from protocol.wire.fields import Message
 from protocol.wire.versions import GOSSIP
+from simulation.network import SimulatedStream
+from simulation.swarm import SimulatedPeer
 
 
 @dataclass

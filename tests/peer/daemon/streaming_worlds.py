@@ -8,9 +8,9 @@ from swarm_worlds import STEP_S, toy_spec
 
 from peer.averaging.diloco.fragment_exchange import TICK_S
 from peer.observe.event_names import EventName
-from peer.simulation.swarm import SimulatedPeer, SwarmOptions
 from protocol.diloco.collecting import MIN_COLLECT_S
 from protocol.run.run_spec import RunSpec
+from simulation.swarm import SimulatedPeer, SwarmOptions
 
 MIN_RETURN_S: Final = 2 * MIN_COLLECT_S
 

@@ -11,15 +11,15 @@ import numpy as np
 
 from peer.content.state_file import state_bytes, weights_chunk
 from peer.daemon.links import SILENCE_S
-from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
-from peer.simulation.swarm import LoggedEvent, SimulatedPeer, SimulatedSwarm, SwarmOptions
-from peer.simulation.virtual_time import run_in_virtual_time
 from protocol.gossip.round_length import FIRST_INNER_STEPS
 from protocol.limits import STATE_CHUNK_BYTES
 from protocol.membership.view import Member, Roster
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
 from protocol.run.sections import OptimizerSection
+from simulation.network import LinkModel
+from simulation.swarm import LoggedEvent, SimulatedPeer, SimulatedSwarm, SwarmOptions
+from simulation.virtual_time import run_in_virtual_time
 
 STEP_S = 0.1  # of the simulated trainer, by default
 HOUR_S = 3600.0

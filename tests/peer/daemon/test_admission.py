@@ -19,8 +19,6 @@ from peer.daemon.greeting import BEAT_S, DUPLICATE_PROBE_S
 from peer.facts import PeerState
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import Refused
 from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason
@@ -28,6 +26,8 @@ from protocol.run.amendments import AmendedSpec
 from protocol.run.sections import PipelineSection
 from protocol.wire.messages import Accept, AliveReply, AskAlive, Beat, Hello, Propose
 from protocol.wire.versions import GOSSIP, HELLO, SPOKEN
+from simulation.machine import Machine
+from simulation.swarm import identity_of, open_swarm
 
 GREETING = Hello(
     software="loco-peer test",

@@ -4,9 +4,9 @@ import pytest
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.control_requests import ControlRequests, named_peer
-from peer.simulation.swarm import SimulatedPeer, identity_of, open_swarm
 from protocol.errors import LocoError
 from protocol.names import short_id
+from simulation.swarm import SimulatedPeer, identity_of, open_swarm
 
 ONE, OTHER = "12D3KooWAAAABBBB", "12D3KooWCCCCBBBB"
 

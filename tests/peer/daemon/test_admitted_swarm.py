@@ -8,10 +8,7 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.membership import PUBLISH_EVERY_S
 from peer.network.conversation import Conversation
-from peer.network.simulated import SimulatedDirectory
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import DEFAULT_MACHINE, identity_of, open_swarm
 from protocol.admission.statements import Verdict
 from protocol.errors import LocoError, Refused
 from protocol.membership.records import record_keys
@@ -20,6 +17,9 @@ from protocol.outcomes import RefusalReason
 from protocol.run.sections import AdmissionSection
 from protocol.wire.content_messages import GetSpec, SpecReply
 from protocol.wire.versions import CONTENT, GOSSIP, HELLO
+from simulation.machine import Machine
+from simulation.network import SimulatedDirectory
+from simulation.swarm import DEFAULT_MACHINE, identity_of, open_swarm
 
 WEEK_S = 604_800.0
 

@@ -12,16 +12,16 @@ from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain
 from peer.rounds import loop
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import identity_of, open_swarm
 from peer.state.kept_files import AdmissionFile
 from peer.training import messages
 from peer.training.messages import TrainRound
-from peer.training.simulated import SimulatedSpeed
 from protocol.admission.statements import Verdict
 from protocol.errors import InvalidRunSpec, LocoError, Refused
 from protocol.run.amendments import LEARNING_RATE, MODE, TOTAL_STEPS, is_amendment
 from protocol.run.sections import AdmissionSection
+from simulation.machine import Machine
+from simulation.swarm import identity_of, open_swarm
+from simulation.trainer import SimulatedSpeed
 
 pytestmark = pytest.mark.slow
 H = 20

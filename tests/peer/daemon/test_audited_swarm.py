@@ -10,10 +10,10 @@ from swarm_worlds import simulated, start
 from peer.averaging.diloco.averages import ChunkAverages, FragmentAudits
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor
-from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
-from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
 from protocol.outcomes import AuditOutcome, RefusalReason
+from simulation.network import LinkModel
+from simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
 
 pytestmark = pytest.mark.slow
 

@@ -26,8 +26,6 @@ from peer.facts import Facts, HeldPart, PartShape
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.runtime.work import SimulatedWork
-from peer.simulation.machine import SimulatedProvision
-from peer.simulation.swarm import open_swarm
 from protocol.content.manifest import digest_of
 from protocol.errors import RemoteProtocolError
 from protocol.membership.group import Group
@@ -36,6 +34,8 @@ from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import FrozenSection, RunSpec
 from protocol.schedule.data_plan import DataPlan
 from protocol.wire.content_messages import StateScalars
+from simulation.machine import SimulatedProvision
+from simulation.swarm import open_swarm
 
 P = 256
 LAYOUT = "cd" * 16

@@ -9,8 +9,8 @@ from swarm_worlds import simulated, start
 
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedSwarm, open_swarm
+from simulation.machine import Machine
+from simulation.swarm import SimulatedSwarm, open_swarm
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,6 @@ from peer.daemon.outside import ASK_UNKNOWN_EVERY_S, Reaching
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.runtime import Network, Stream
-from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from protocol.address import multiaddr
 from protocol.membership import records
 from protocol.membership.dial_back import Reach
@@ -24,6 +23,7 @@ from protocol.membership.group import Group
 from protocol.membership.record_table import RecordTable
 from protocol.membership.records import PeerRecord, encode_record, record_key
 from protocol.wire.messages import PeerEntry, PeerList, Seen, Whereabouts
+from simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 
 pytestmark = pytest.mark.slow
 

@@ -19,11 +19,7 @@ from swarm_worlds import (
 )
 
 from peer.averaging.gossip import lane
-from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
-from peer.training.simulated import SimulatedSpeed, ToyProblem
 from protocol.gossip.round_length import (
     FEWEST,
     FIRST_INNER_STEPS,
@@ -31,6 +27,10 @@ from protocol.gossip.round_length import (
 )
 from protocol.outcomes import SkipReason
 from protocol.run.run_spec import AUTO_ROUND_STEPS, RunSpec
+from simulation.machine import Machine
+from simulation.network import LinkModel
+from simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
+from simulation.trainer import SimulatedSpeed, ToyProblem
 
 pytestmark = pytest.mark.slow
 

@@ -18,12 +18,12 @@ from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain
 from peer.runtime.files import replace_file
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
 from peer.state import checkpoints as checkpoints_module
 from protocol.address.multiaddr import split_peer_id
 from protocol.membership.returning import LISTEN_S
 from protocol.schedule.rounds import LOST_LAG_ROUNDS
+from simulation.machine import Machine
+from simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
 
 pytestmark = pytest.mark.slow
 

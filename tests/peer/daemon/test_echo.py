@@ -8,9 +8,9 @@ from echo_worlds import Echo
 from swarm_worlds import distance, round_of, simulated, start, tally, toy_spec
 
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SwarmOptions, identity_of, open_swarm
-from peer.training.simulated import SimulatedSpeed, ToyProblem
+from simulation.machine import Machine
+from simulation.swarm import SwarmOptions, identity_of, open_swarm
+from simulation.trainer import SimulatedSpeed, ToyProblem
 
 pytestmark = pytest.mark.slow
 

@@ -9,22 +9,22 @@ import trio
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.checkpointing import CheckpointPlan
-from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
 from peer.runtime.work import SimulatedWork
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import (
+from peer.state.checkpoints import Checkpoint, CheckpointStore, Manifest
+from peer.state.home import Home
+from peer.state.uploads import Uploads
+from protocol.admission.statements import Verdict
+from protocol.errors import Refused
+from simulation.machine import Machine
+from simulation.network import LinkModel
+from simulation.swarm import (
     GRACE_S,
     LoggedEvent,
     SimulatedPeer,
     open_swarm,
 )
-from peer.state.checkpoints import Checkpoint, CheckpointStore, Manifest
-from peer.state.home import Home
-from peer.state.uploads import Uploads
-from peer.training.simulated import SimulatedSpeed
-from protocol.admission.statements import Verdict
-from protocol.errors import Refused
+from simulation.trainer import SimulatedSpeed
 
 pytestmark = pytest.mark.slow
 
@@ -220,7 +220,7 @@ async def test_an_end_that_is_kept_at_the_second_try_is_copied_too(tmp_path, mon
 
 @simulated()
 async def test_who_ends_at_once_misses_no_copy_that_nobody_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("peer.simulation.swarm.GRACE_S", 0.0)
+    monkeypatch.setattr("simulation.swarm.GRACE_S", 0.0)
     async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
         await start(swarm, "a", machine_of={"a": Machine(checkpoint_every_s=0.1)})
         peer = swarm["a"]

@@ -12,10 +12,10 @@ from peer.codec import code_digest, codes_as_tensor, get_codec
 from peer.network.identity import Identity
 from peer.observe.event_names import EventName
 from peer.runtime import PeerId
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from protocol.diloco import audits
 from protocol.wire.fragment_messages import Result, signed_result
+from simulation.machine import Machine
+from simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 
 pytestmark = pytest.mark.slow
 

@@ -11,11 +11,11 @@ import trio
 from swarm_worlds import outcomes, simulated, start, toy_spec
 
 from peer.daemon.links import SILENCE_S
-from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
-from peer.training.simulated import SimulatedSpeed, ToyProblem
+from simulation.machine import Machine
+from simulation.network import LinkModel
+from simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
+from simulation.trainer import SimulatedSpeed, ToyProblem
 
 pytestmark = pytest.mark.slow
 

@@ -28,11 +28,8 @@ from peer.daemon.examination import (
 from peer.daemon.links import SILENCE_S
 from peer.daemon.outside import be_reached
 from peer.network.identity import load
-from peer.network.simulated import LinkModel, SimulatedInternet, SimulatedNetwork
 from peer.observe.event_names import EventName
 from peer.runtime.work import SimulatedWork
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from peer.state.home import Home
 from peer.training.corpus.blocks import Corpus
 from peer.training.corpus.folder import KeptCorpus, prepare_corpus
@@ -42,6 +39,9 @@ from protocol.membership.dial_back import NatKind, Reach
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec, validated
 from protocol.run.sections import AdmissionSection
 from protocol.run.signed_spec import SignedSpec
+from simulation.machine import Machine
+from simulation.network import LinkModel, SimulatedInternet, SimulatedNetwork
+from simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 
 pytestmark = pytest.mark.slow
 

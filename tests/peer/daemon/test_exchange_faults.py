@@ -21,13 +21,13 @@ from swarm_worlds import (
 
 from peer.averaging.gossip import exchanges
 from peer.facts import PeerState
-from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
-from peer.simulation.virtual_time import run_in_virtual_time
-from peer.training.simulated import SimulatedSpeed
 from protocol.wire import pieces
+from simulation.machine import Machine
+from simulation.network import LinkModel
+from simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
+from simulation.trainer import SimulatedSpeed
+from simulation.virtual_time import run_in_virtual_time
 
 ROUNDS, INNER_STEPS, STEP_S = 3, 6, 1.3
 VECTORS = SwarmOptions(padded_parameters=68 * 1024, link=LinkModel(0.02, bandwidth_bytes_per_s=2e6))

@@ -13,11 +13,11 @@ from peer.experts.conversation import ask_expert, log_probs_of, score_of
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.experts import matrix_lines
-from peer.simulation.swarm import SimulatedSwarm, open_swarm
 from protocol.content.manifest import blob_name
 from protocol.errors import Refused, StreamLost
 from protocol.membership.book import Fault
 from protocol.outcomes import RefusalReason
+from simulation.swarm import SimulatedSwarm, open_swarm
 
 pytestmark = pytest.mark.slow
 

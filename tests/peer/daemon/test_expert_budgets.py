@@ -9,13 +9,13 @@ from test_expert_swarm import experts_spec
 
 from peer.daemon.control_requests import amend
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedSwarm, open_swarm
 from peer.state.kept_files import AdmissionFile
-from peer.training.simulated import SimulatedSpeed
 from protocol.errors import InvalidRunSpec, LocoError
 from protocol.run.amendments import LEARNING_RATE, is_amendment
 from protocol.run.run_spec import RunSpec
+from simulation.machine import Machine
+from simulation.swarm import SimulatedSwarm, open_swarm
+from simulation.trainer import SimulatedSpeed
 
 pytestmark = pytest.mark.slow
 

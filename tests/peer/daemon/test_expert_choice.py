@@ -8,12 +8,12 @@ from swarm_worlds import simulated, start
 from peer.daemon import kept_experts
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
 from peer.state.checkpoints import Checkpoint
 from protocol.content.samples import Float32Vector
 from protocol.errors import InvalidRunSpec
 from protocol.run.assignment import EMPTY_S
+from simulation.machine import Machine
+from simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
 
 pytestmark = pytest.mark.slow
 

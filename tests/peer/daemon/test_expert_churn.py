@@ -13,9 +13,9 @@ from swarm_worlds import simulated
 
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
-from peer.training.simulated import SimulatedSpeed
+from simulation.machine import Machine
+from simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
+from simulation.trainer import SimulatedSpeed
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

@@ -9,9 +9,9 @@ from test_admission_requests import requests
 from test_expert_swarm import experts_spec, start_all
 
 from peer.daemon.sources import in_order
-from peer.simulation.swarm import open_swarm
 from protocol.errors import LocoError
 from protocol.membership.view import View
+from simulation.swarm import open_swarm
 
 pytestmark = pytest.mark.slow
 

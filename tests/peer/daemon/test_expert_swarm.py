@@ -8,12 +8,12 @@ from swarm_worlds import outcomes, partners, simulated, start, toy_spec
 from peer.daemon.entry import first_expert
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedSwarm, open_swarm
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason
 from protocol.run.run_spec import RunSpec, validated
+from simulation.machine import Machine
+from simulation.swarm import SimulatedSwarm, open_swarm
 
 pytestmark = pytest.mark.slow
 

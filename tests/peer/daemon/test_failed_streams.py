@@ -8,7 +8,7 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.observe.event_names import EventName
 from peer.observe.events import MAX_ERROR_CHARS, EventLog
-from peer.simulation.swarm import open_swarm
+from simulation.swarm import open_swarm
 
 
 @simulated()

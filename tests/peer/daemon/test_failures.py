@@ -21,18 +21,18 @@ from swarm_worlds import (
 )
 
 from peer.facts import PeerState
-from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain
 from peer.rounds.loop import MAX_FAILURES_IN_A_ROW, TrainingImpossible
 from peer.rounds.validation import MAX_VALIDATION_SHARE
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import GRACE_S, SwarmOptions, open_swarm
 from peer.state.kept_files import Acquaintances
 from peer.training.ports import CannotTrain
-from peer.training.simulated import SimulatedSpeed, SimulatedTrainer
 from protocol.schedule.rounds import VARIED
 from protocol.wire.versions import CONTENT
+from simulation.machine import Machine
+from simulation.network import LinkModel
+from simulation.swarm import GRACE_S, SwarmOptions, open_swarm
+from simulation.trainer import SimulatedSpeed, SimulatedTrainer
 
 ROUNDS = 5
 

@@ -13,12 +13,12 @@ from peer.daemon import links
 from peer.daemon import peer as peer_file
 from peer.daemon.greeting import BEAT_S
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import identity_of, open_swarm
-from peer.training.simulated import SimulatedSpeed
 from protocol.limits import MAX_COUNT
 from protocol.schedule.rounds import LOST_LAG_ROUNDS
 from protocol.wire.content_messages import StateScalars
+from simulation.machine import Machine
+from simulation.swarm import identity_of, open_swarm
+from simulation.trainer import SimulatedSpeed
 
 pytestmark = pytest.mark.slow
 

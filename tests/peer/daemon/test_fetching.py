@@ -7,12 +7,12 @@ from swarm_worlds import simulated, start, toy_spec
 from peer.content.service import ContentService
 from peer.daemon.sources import PERMANENT_REFUSALS
 from peer.observe.event_names import EventName
-from peer.simulation.swarm import SimulatedSwarm, open_swarm
 from protocol.errors import Refused
 from protocol.outcomes import RefusalReason
 from protocol.schedule.rounds import LOST_LAG_ROUNDS
 from protocol.wire.content_messages import GetBlob, GetSpec, GetState
 from protocol.wire.fields import Message
+from simulation.swarm import SimulatedSwarm, open_swarm
 
 pytestmark = pytest.mark.slow
 

@@ -17,13 +17,13 @@ from peer.averaging.gossip.final_rounds import FinalMeetings, FinalRounds
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedSwarm, open_swarm
-from peer.simulation.virtual_time import run_in_virtual_time
 from peer.state.kept_files import Acquaintances
-from peer.training.simulated import SimulatedSpeed
 from protocol.gossip.final_averaging import MIN_WAIT_S
 from protocol.gossip.matchmaking import WAIT_ROUNDS
+from simulation.machine import Machine
+from simulation.swarm import SimulatedSwarm, open_swarm
+from simulation.trainer import SimulatedSpeed
+from simulation.virtual_time import run_in_virtual_time
 
 ROUNDS, INNER_STEPS, ROUND_S = 3, 10, 1.0
 

@@ -12,8 +12,6 @@ from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain
 from peer.runtime import Stream
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedPeer, identity_of, open_swarm
 from peer.state.kept_files import AdmissionFile
 from protocol.address.multiaddr import split_peer_id
 from protocol.admission.statements import Successor, is_successor
@@ -21,6 +19,8 @@ from protocol.errors import LocoError, RemoteProtocolError
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Hello, Refusal, Statements
 from protocol.wire.versions import HELLO
+from simulation.machine import Machine
+from simulation.swarm import SimulatedPeer, identity_of, open_swarm
 
 pytestmark = pytest.mark.slow
 NEXT, OTHER = "cd" * 16, "ef" * 16

@@ -26,15 +26,15 @@ from swarm_worlds import STEP_S, simulated, start
 from peer.averaging.diloco.fragment_exchange import TICK_S, FragmentExchange
 from peer.averaging.diloco.fragment_messages import signed_with
 from peer.network.conversation import Conversation
-from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
-from peer.simulation.swarm import SimulatedPeer, SwarmOptions, identity_of, open_swarm
 from protocol.diloco.collecting import MAX_COLLECT_S, MIN_COLLECT_S
 from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import ObservedDeadline
 from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import Contribution, FragmentSettled
 from protocol.wire.versions import FRAGMENT
+from simulation.network import LinkModel
+from simulation.swarm import SimulatedPeer, SwarmOptions, identity_of, open_swarm
 
 MIN_RETURN_S, MAX_RETURN_S = 2 * MIN_COLLECT_S, 2 * MAX_COLLECT_S
 """How long a machine waits for its results."""

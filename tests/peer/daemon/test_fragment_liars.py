@@ -13,12 +13,12 @@ from peer.codec import code_digest
 from peer.network.conversation import Conversation
 from peer.network.identity import Identity
 from peer.runtime import Network
-from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from protocol.diloco.owners import may_own
 from protocol.errors import LocoError
 from protocol.outcomes import RefusalReason
 from protocol.wire.fragment_messages import ChunkResult, Result, Stamp, mask_of, signed_result
 from protocol.wire.versions import FRAGMENT
+from simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 
 pytestmark = pytest.mark.slow
 

@@ -14,11 +14,11 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.codec import get_codec
 from peer.network.pacing import BandwidthLimits
-from peer.network.simulated import LinkModel
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
-from peer.training.simulated import SimulatedSpeed
 from protocol.wire.fragment_messages import Contribution, Result
+from simulation.machine import Machine
+from simulation.network import LinkModel
+from simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
+from simulation.trainer import SimulatedSpeed
 
 pytestmark = pytest.mark.slow
 

@@ -12,14 +12,14 @@ from fragment_tap import watch
 from streaming_worlds import OPTIONS, assert_equal, contributors, fragment_spec, returned
 from swarm_worlds import STEP_S, simulated, start
 
-from peer.network.simulated import LinkModel
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
-from peer.training.simulated import SimulatedSpeed, ToyNoise, ToyProblem, optimum
 from peer.training.sync import FragmentSync
 from protocol.trainer_messages import FragmentMerged, FragmentSent
 from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import Contribution, FragmentSettled, Result
+from simulation.machine import Machine
+from simulation.network import LinkModel
+from simulation.swarm import SimulatedSwarm, identity_of, open_swarm
+from simulation.trainer import SimulatedSpeed, ToyNoise, ToyProblem, optimum
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ import pytest
 from streaming_worlds import LONGEST_ROUND_S, assert_equal, fragment_spec, longest_round_s
 from swarm_worlds import simulated, start
 
-from peer.network.simulated import LinkModel
-from peer.simulation.swarm import SwarmOptions, open_swarm
+from simulation.network import LinkModel
+from simulation.swarm import SwarmOptions, open_swarm
 
 pytestmark = pytest.mark.slow
 

@@ -21,11 +21,11 @@ from streaming_worlds import (
 from swarm_worlds import STEP_S, simulated, start
 
 from peer.observe.event_names import EventName
-from peer.simulation.swarm import open_swarm
 from peer.training.messages import Ready, RoundClosed, TrainerProgress
 from peer.training.schedule import learning_rate
 from protocol.run.sections import OptimizerSection
 from protocol.wire.fragment_messages import ChunkStateReply, Contribution, Result, Stamp
+from simulation.swarm import open_swarm
 
 pytestmark = pytest.mark.slow
 

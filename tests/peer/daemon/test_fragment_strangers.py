@@ -15,9 +15,9 @@ from streaming_worlds import (
 from swarm_worlds import simulated, start
 
 from peer.runtime import Network
-from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import LocoError
 from protocol.wire.versions import FRAGMENT
+from simulation.swarm import identity_of, open_swarm
 
 pytestmark = pytest.mark.slow
 

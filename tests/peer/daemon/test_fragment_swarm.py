@@ -23,14 +23,14 @@ from swarm_worlds import STEP_S, simulated, start, toy_spec
 
 from peer.codec import get_codec
 from peer.facts import PeerState
-from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
 from peer.options.config import ConfigError
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SwarmOptions, open_swarm
-from peer.training import simulated as trainers_module
-from peer.training.simulated import SimulatedTrainer
 from protocol.wire.versions import FRAGMENT
+from simulation import trainer as trainers_module
+from simulation.machine import Machine
+from simulation.network import LinkModel
+from simulation.swarm import SwarmOptions, open_swarm
+from simulation.trainer import SimulatedTrainer
 
 pytestmark = pytest.mark.slow
 

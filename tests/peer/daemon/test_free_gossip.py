@@ -20,15 +20,15 @@ from swarm_worlds import (
 )
 
 from peer.daemon.links import SILENCE_S
-from peer.network.simulated import LinkModel, SimulatedNetwork
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
-from peer.training.simulated import SimulatedSpeed
 from protocol.errors import StreamLost
 from protocol.gossip.matchmaking import ANSWER_S
 from protocol.schedule.rounds import LARGEST_CHANGE
 from protocol.wire.versions import GOSSIP
+from simulation.machine import Machine
+from simulation.network import LinkModel, SimulatedNetwork
+from simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
+from simulation.trainer import SimulatedSpeed
 
 pytestmark = pytest.mark.slow
 

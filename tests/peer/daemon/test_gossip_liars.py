@@ -17,12 +17,12 @@ from test_poison import poisoned
 
 from peer.averaging.gossip.gossip import Gossip
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedPeer, identity_of, open_swarm
-from peer.training.simulated import SimulatedSpeed
 from protocol.errors import Refused
 from protocol.membership.book import HALF_LIFE_S, IGNORED_FROM, SLOWED_S, Fault
 from protocol.wire.versions import CONTENT
+from simulation.machine import Machine
+from simulation.swarm import SimulatedPeer, identity_of, open_swarm
+from simulation.trainer import SimulatedSpeed
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ from swarm_worlds import jumps, simulated, start, toy_spec
 from test_admission import greet
 
 from peer.observe.event_names import EventName
-from peer.simulation.swarm import identity_of, open_swarm
 from protocol.schedule.rounds import LOST_LAG_ROUNDS
+from simulation.swarm import identity_of, open_swarm
 
 pytestmark = pytest.mark.slow
 

@@ -20,8 +20,6 @@ from peer.daemon.links import Links
 from peer.facts import PeerState
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
 from protocol.errors import Refused
 from protocol.gossip.exchange import exchange_id
 from protocol.membership.group import Group
@@ -32,6 +30,8 @@ from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import Contribution, GetChunkState, GetStamps, NoResult
 from protocol.wire.messages import AskSettled, PeerList, Propose, SettledOutcome, SettledReply
 from protocol.wire.versions import CONTENT, FRAGMENT, GOSSIP
+from simulation.machine import Machine
+from simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,6 @@ from swarm_worlds import simulated, start, toy_spec
 from test_admission import beat, greet
 
 from peer.daemon.links import Dial, Dialler
-from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import Refused, StreamLost
 from protocol.limits import (
     ANSWER_S,
@@ -24,6 +23,7 @@ from protocol.membership.records import PeerRecord
 from protocol.membership.view import Member, Roster
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import PeerEntry, PeerList
+from simulation.swarm import identity_of, open_swarm
 
 NOWHERE = ("/ip4/203.0.113.1/tcp/1",)
 

@@ -10,14 +10,14 @@ from test_admission import beat, greet
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.runtime import Network
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
-from peer.training.simulated import SimulatedSpeed
 from protocol.errors import LocoError, Refused
 from protocol.membership.book import HALF_LIFE_S, IGNORED_FROM, SLOWED_S, Fault
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Leaving
 from protocol.wire.versions import CONTENT, GOSSIP
+from simulation.machine import Machine
+from simulation.swarm import SimulatedSwarm, identity_of, open_swarm
+from simulation.trainer import SimulatedSpeed
 
 pytestmark = pytest.mark.slow
 

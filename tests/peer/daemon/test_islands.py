@@ -6,7 +6,7 @@ import pytest
 import trio
 from swarm_worlds import simulated, start, toy_spec
 
-from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, identity_of, open_swarm
+from simulation.swarm import SimulatedSwarm, SwarmOptions, identity_of, open_swarm
 
 SEED = 1
 ISLANDS = (("a0", "a1"), ("b0", "b1"))

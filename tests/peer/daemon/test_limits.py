@@ -9,9 +9,9 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.network.pacing import WIRE_FACTOR, BandwidthLimits
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedPeer, SwarmOptions, open_swarm
 from protocol.run.run_spec import RunSpec
+from simulation.machine import Machine
+from simulation.swarm import SimulatedPeer, SwarmOptions, open_swarm
 
 pytestmark = pytest.mark.slow
 

@@ -16,12 +16,12 @@ from peer.daemon.link import LINK_BURST, Link
 from peer.daemon.links import HANDOVER_S
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
-from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import Refused
 from protocol.limits import LINK_MESSAGES_PER_S, LINK_PLACES, Shares
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Hello, PeerEntry, PeerList
 from protocol.wire.versions import HELLO
+from simulation.swarm import identity_of, open_swarm
 
 NOBODY = "/ip4/203.0.113.1/tcp/1"
 

@@ -14,11 +14,11 @@ from peer.daemon.greeting import BEAT_S
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import LocoError
 from protocol.membership.group import Group
 from protocol.schedule.rounds import LOST_LAG_ROUNDS
+from simulation.machine import Machine
+from simulation.swarm import identity_of, open_swarm
 
 pytestmark = pytest.mark.slow
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from swarm_worlds import distance, partners, simulated, start, tally, toy_spec, with_holes
 
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import open_swarm
-from peer.training.simulated import SimulatedSpeed
 from protocol.run.run_spec import SyncSection
+from simulation.machine import Machine
+from simulation.swarm import open_swarm
+from simulation.trainer import SimulatedSpeed
 
 LEAST_MATCHED = 0.95
 DISTANCE_BAND = (0.9, 1.1)

@@ -7,10 +7,12 @@ from swarm_worlds import simulated, start, toy_spec, weights_bytes
 from peer.content.fetching import RATE_WINDOW_S, ContentClient
 from peer.content.state_file import state_bytes
 from peer.daemon.fetched import MAX_HELPERS, Witnesses
-from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import (
+from protocol.limits import STATE_CHUNK_BYTES
+from protocol.wire.versions import CONTENT
+from simulation.machine import Machine
+from simulation.network import LinkModel
+from simulation.swarm import (
     LoggedEvent,
     SimulatedPeer,
     SimulatedSwarm,
@@ -18,9 +20,7 @@ from peer.simulation.swarm import (
     identity_of,
     open_swarm,
 )
-from peer.training.simulated import SimulatedSpeed, ToyProblem
-from protocol.limits import STATE_CHUNK_BYTES
-from protocol.wire.versions import CONTENT
+from simulation.trainer import SimulatedSpeed, ToyProblem
 
 pytestmark = pytest.mark.slow
 

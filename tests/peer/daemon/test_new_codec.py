@@ -10,11 +10,11 @@ from swarm_worlds import outcomes, simulated, start, toy_spec
 from peer.cli.new import of_codecs
 from peer.codec import get_codec
 from peer.codec.codecs import PlainCodec
-from peer.simulation.swarm import open_swarm
 from protocol.errors import InvalidRunSpec
 from protocol.run import ways as codecs
 from protocol.run.run_spec import parse_bytes, parse_toml
 from protocol.run.ways import CodecRow
+from simulation.swarm import open_swarm
 
 ROW: Final = CodecRow(made_by=f"{__name__}:HalfCodec", block_bytes=256)
 

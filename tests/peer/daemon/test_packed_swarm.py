@@ -6,8 +6,8 @@ import pytest
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.facts import PackingFacts
-from peer.simulation.swarm import SimulatedPeer, open_swarm
 from protocol.outcomes import SkipReason
+from simulation.swarm import SimulatedPeer, open_swarm
 
 pytestmark = pytest.mark.slow
 NAMES = ("p0", "p1", "p2", "p3")

@@ -13,12 +13,12 @@ from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.process.rejoin import JoinAgain
 from peer.rounds.pause import Pause, PauseRefused
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
 from protocol.membership.view import Roster, View
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.data_plan import DataPlan
 from protocol.schedule.rounds import LOST_LAG_ROUNDS
+from simulation.machine import Machine
+from simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
 
 pytestmark = pytest.mark.slow
 

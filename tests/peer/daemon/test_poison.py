@@ -10,7 +10,7 @@ from swarm_worlds import simulated, start, tally, toy_spec
 
 from peer.averaging.gossip.gossip import Gossip
 from peer.codec import codes_as_tensor, get_codec
-from peer.simulation.swarm import identity_of, open_swarm
+from simulation.swarm import identity_of, open_swarm
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,6 @@ from peer.daemon.outside import (
 from peer.daemon.report import join_address
 from peer.facts import Facts
 from peer.network.identity import Identity
-from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.observe.events import EventLog
 from peer.runtime import PeerId
 from protocol.errors import LocoError
@@ -28,6 +27,7 @@ from protocol.limits import DIAL_BACK_EVERY_S, DIAL_BACKS, MAX_DIAL_BACK_ADDRESS
 from protocol.membership.dial_back import NatKind, Reach
 from protocol.membership.view import Roster
 from protocol.wire.messages import Seen, Whereabouts
+from simulation.network import SimulatedInternet, SimulatedNetwork
 
 PUBLIC = "/ip4/8.8.{}.1/tcp/4001"
 

@@ -9,13 +9,13 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.checkpointing import check_room_to_begin
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SwarmOptions, open_swarm
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import HomeError
 from protocol.names import size_text
 from protocol.run.needs import SPARE_BYTES, disk_needs
 from protocol.run.run_spec import STDLIB_BYTES, RunSpec
+from simulation.machine import Machine
+from simulation.swarm import SwarmOptions, open_swarm
 
 MIB = 1 << 20
 PARAMETERS = 1 << 12

@@ -5,10 +5,10 @@ from collections import defaultdict
 import pytest
 from swarm_worlds import outcomes, simulated, start, toy_spec
 
-from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
 from peer.rounds.shares import DataShares
-from peer.simulation.swarm import SwarmOptions, open_swarm
+from simulation.network import LinkModel
+from simulation.swarm import SwarmOptions, open_swarm
 
 pytestmark = pytest.mark.slow
 

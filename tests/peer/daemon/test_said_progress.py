@@ -10,9 +10,9 @@ from peer.daemon.report import LOOK_S, REPEAT_S, SAY_EVERY_S, Console
 from peer.facts import PeerState
 from peer.observe.events import EventLog
 from peer.observe.history import MOST_POINTS
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import open_swarm
-from peer.training.simulated import SimulatedSpeed
+from simulation.machine import Machine
+from simulation.swarm import open_swarm
+from simulation.trainer import SimulatedSpeed
 
 pytestmark = pytest.mark.slow
 EXPORT = "loco-peer export --hf DIR"

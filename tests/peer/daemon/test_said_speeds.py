@@ -13,9 +13,9 @@ from test_admission import BEAT, greet
 from peer.daemon.greeting import BEAT_S
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, identity_of, open_swarm
 from protocol.membership.view import TRUSTED_AFTER_S
 from protocol.schedule.rounds import LARGEST_CHANGE, LARGEST_RATIO, VARIED
+from simulation.swarm import SimulatedSwarm, SwarmOptions, identity_of, open_swarm
 
 pytestmark = pytest.mark.slow
 

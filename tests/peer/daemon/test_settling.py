@@ -8,12 +8,12 @@ from gossip_tap import Tap, install
 from swarm_worlds import distance, outcomes, simulated, start, tally, toy_spec
 
 from peer.averaging.gossip.exchange_session import STALL_S
-from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import DEFAULT_OPTIONS, SimulatedSwarm, SwarmOptions, open_swarm
-from peer.training.simulated import SimulatedSpeed
 from protocol.wire.messages import Received, Vector
+from simulation.machine import Machine
+from simulation.network import LinkModel
+from simulation.swarm import DEFAULT_OPTIONS, SimulatedSwarm, SwarmOptions, open_swarm
+from simulation.trainer import SimulatedSpeed
 
 pytestmark = pytest.mark.slow
 ROUNDS = 5

@@ -4,11 +4,11 @@ import pytest
 from swarm_worlds import partners, simulated, start, tally, toy_spec, weights_bytes
 
 from peer.facts import PeerState
-from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SwarmOptions, identity_of, open_swarm
-from peer.training.simulated import SimulatedSpeed
+from simulation.machine import Machine
+from simulation.network import LinkModel
+from simulation.swarm import SwarmOptions, identity_of, open_swarm
+from simulation.trainer import SimulatedSpeed
 
 pytestmark = pytest.mark.slow
 

@@ -18,13 +18,13 @@ from peer.daemon.sources import (
     pause_after,
 )
 from peer.facts import Facts
-from peer.network.simulated import SimulatedInternet, SimulatedNetwork
-from peer.simulation.swarm import open_swarm
 from peer.state.home import HomeError
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.membership.book import BackOff
 from protocol.membership.view import Progress, Roster
 from protocol.outcomes import RefusalReason
+from simulation.network import SimulatedInternet, SimulatedNetwork
+from simulation.swarm import open_swarm
 
 NUM_PEERS = 9
 

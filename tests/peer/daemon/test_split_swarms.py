@@ -4,7 +4,7 @@ import pytest
 from streaming_worlds import OPTIONS, fragment_spec, returned
 from swarm_worlds import simulated, start
 
-from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
+from simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
 
 pytestmark = pytest.mark.slow
 

@@ -10,20 +10,20 @@ from swarm_worlds import simulated, start, toy_spec
 from peer.content.state_file import state_bytes
 from peer.daemon.fetched import MAX_HELPERS
 from peer.facts import PeerState
-from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import (
+from protocol.limits import STATE_CHUNK_BYTES
+from protocol.run.run_spec import RunSpec
+from protocol.wire.versions import CONTENT
+from simulation.machine import Machine
+from simulation.network import LinkModel
+from simulation.swarm import (
     LoggedEvent,
     SimulatedPeer,
     SimulatedSwarm,
     SwarmOptions,
     open_swarm,
 )
-from peer.training.simulated import SimulatedSpeed
-from protocol.limits import STATE_CHUNK_BYTES
-from protocol.run.run_spec import RunSpec
-from protocol.wire.versions import CONTENT
+from simulation.trainer import SimulatedSpeed
 
 pytestmark = pytest.mark.slow
 

@@ -24,12 +24,7 @@ from swarm_worlds import (
 
 from peer.facts import PeerState
 from peer.network.conversation import Conversation
-from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
-from peer.simulation.virtual_time import run_in_virtual_time
-from peer.training.simulated import SimulatedSpeed, simulated_layout
 from protocol.errors import Refused
 from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragments_of_run
 from protocol.membership.group import Group
@@ -38,6 +33,11 @@ from protocol.run.run_spec import RunSpec
 from protocol.run.sections import NolocoSection
 from protocol.wire.messages import Accept, Propose
 from protocol.wire.versions import GOSSIP
+from simulation.machine import Machine
+from simulation.network import LinkModel
+from simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
+from simulation.trainer import SimulatedSpeed, simulated_layout
+from simulation.virtual_time import run_in_virtual_time
 
 pytestmark = pytest.mark.slow
 

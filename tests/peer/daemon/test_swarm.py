@@ -25,8 +25,8 @@ from swarm_worlds import (
 from peer.codec import compiled
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.simulation.swarm import open_swarm
-from peer.simulation.virtual_time import run_in_virtual_time
+from simulation.swarm import open_swarm
+from simulation.virtual_time import run_in_virtual_time
 
 ROUNDS, FINAL = 4, 1
 

@@ -2,7 +2,7 @@
 
 from swarm_worlds import simulated, start, toy_spec
 
-from peer.simulation.swarm import open_swarm
+from simulation.swarm import open_swarm
 
 SPEC = toy_spec(rounds=2)
 

@@ -12,8 +12,8 @@ from swarm_worlds import simulated, start, toy_spec
 from peer.averaging.gossip.gossip import Gossip
 from peer.codec import codes_as_tensor, get_codec
 from peer.observe.event_names import EventName
-from peer.simulation.swarm import SwarmOptions, identity_of, open_swarm
-from peer.training.simulated import ToyProblem, optimum
+from simulation.swarm import SwarmOptions, identity_of, open_swarm
+from simulation.trainer import ToyProblem, optimum
 
 pytestmark = pytest.mark.slow
 

@@ -26,17 +26,17 @@ from peer.observe.events import EventLog
 from peer.process.rejoin import JoinAgain
 from peer.rounds.loop import RoundLoop
 from peer.runtime.work import SimulatedWork
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import CHECKPOINTS_KEPT, SimulatedPeer, SimulatedSwarm, open_swarm
 from peer.state.checkpoints import CheckpointStore, NoRoom
 from peer.training.messages import StepChosen
-from peer.training.simulated import SimulatedSpeed
 from protocol.admission.statements import Verdict
 from protocol.errors import LocoError, Refused
 from protocol.membership.returning import LISTEN_S, UNREACHED_S
 from protocol.membership.view import Roster
 from protocol.outcomes import RefusalReason
 from protocol.schedule.rounds import LOST_LAG_ROUNDS
+from simulation.machine import Machine
+from simulation.swarm import CHECKPOINTS_KEPT, SimulatedPeer, SimulatedSwarm, open_swarm
+from simulation.trainer import SimulatedSpeed
 
 pytestmark = pytest.mark.slow
 

@@ -5,10 +5,10 @@ import trio
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.observe.problems import ALONE_ROUNDS, APART_S
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
-from peer.training.simulated import SimulatedSpeed
 from protocol.names import short_id
+from simulation.machine import Machine
+from simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
+from simulation.trainer import SimulatedSpeed
 
 SOON_S = 60.0
 """For links to be tried again, and for lists of peers to pass."""

@@ -6,11 +6,11 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.content.fetching import ContentClient
 from peer.observe.event_names import EventName
-from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedPeer, open_swarm
-from peer.training.simulated import SimulatedSpeed
 from protocol.content.samples import SAMPLE_BYTES, is_unlike, sample_from, sample_of
 from protocol.errors import RemoteProtocolError
+from simulation.machine import Machine
+from simulation.swarm import SimulatedPeer, open_swarm
+from simulation.trainer import SimulatedSpeed
 
 pytestmark = pytest.mark.slow
 

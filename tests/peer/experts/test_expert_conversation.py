@@ -13,12 +13,12 @@ import trio.testing
 
 from peer.experts.conversation import ExpertService, ask_expert, score_of
 from peer.network.conversation import Conversation
-from peer.network.simulated import SimulatedInternet
 from peer.rounds.domains import ToldLogProbs
 from peer.rounds.validation import MAX_VALIDATION_SHARE
-from peer.simulation.swarm import identity_of
 from protocol.errors import Refused
 from protocol.outcomes import RefusalReason
+from simulation.network import SimulatedInternet
+from simulation.swarm import identity_of
 
 GROUP = "ab" * 16
 TEXT = np.arange(5, dtype=np.uint32)

@@ -10,8 +10,8 @@ import trio
 from peer.network.directory import open_directory
 from peer.network.identity import Identity
 from peer.network.libp2p import open_libp2p_network
-from peer.network.simulated import SimulatedDhtWorld, SimulatedDirectory
 from protocol.membership.records import PeerRecord, encode_record
+from simulation.network import SimulatedDhtWorld, SimulatedDirectory
 
 ADDRESS = "/ip4/203.0.113.5/tcp/4001"
 

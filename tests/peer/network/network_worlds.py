@@ -11,7 +11,7 @@ import trio
 
 from peer.network.identity import Identity, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
-from peer.network.simulated import SimulatedNetwork
+from simulation.network import SimulatedNetwork
 
 AnyNetwork = Libp2pNetwork | SimulatedNetwork
 WAIT_S = 10.0

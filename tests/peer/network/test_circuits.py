@@ -23,11 +23,11 @@ from peer.network.relay import (
     receive_delimited,
     reserve,
 )
-from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.runtime import Stream
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import LocoError
 from protocol.limits import ANSWER_S, CIRCUITS, STRANGERS_SHARE, Shares
+from simulation.network import SimulatedInternet, SimulatedNetwork
 
 AGREED = b"\x04\x08\x01\x20\x64"
 

@@ -4,10 +4,10 @@ import trio
 import trio.testing
 
 from peer.network.conversation import READ_BYTES, Conversation
-from peer.network.simulated import SimulatedInternet
 from peer.runtime import Stream
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.wire.messages import Leaving, Vector
+from simulation.network import SimulatedInternet
 
 PAYLOAD = bytes(range(256)) * (3 * READ_BYTES // 256) + b"tail"
 VECTOR = Vector("cd" * 16, 50, 51200, "int8", 1, "ab" * 16)

@@ -6,9 +6,9 @@ from directory_worlds import Peer, hold
 
 from peer.network.directory import SharedTable, open_directory
 from peer.network.identity import Identity
-from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from protocol.membership.book import REDIALS
 from protocol.membership.records import record_keys
+from simulation.network import SimulatedInternet, SimulatedNetwork
 
 KEY = record_keys("run")[0]
 

@@ -5,9 +5,9 @@ import trio
 from directory_worlds import ADDRESS, Peer
 
 from peer.network.identity import Identity
-from peer.network.simulated import SimulatedDhtWorld, SimulatedDirectory
 from protocol.limits import RECORDS_OF_SHARD
 from protocol.membership.records import record_keys
+from simulation.network import SimulatedDhtWorld, SimulatedDirectory
 
 KEY = record_keys("run")[0]
 

@@ -11,11 +11,11 @@ import trio
 import trio.testing
 from network_worlds import AnyNetwork, Pair, peer_id_of, real_network, wait_until
 
-from peer.network.simulated import SimulatedInternet
 from peer.runtime import Stream
 from protocol.address.multiaddr import InvalidAddress
 from protocol.errors import LocalProtocolError, LocoError, StreamLost
 from protocol.limits import INBOUND_STREAMS
+from simulation.network import SimulatedInternet
 
 ECHO = "/loco/echo/1"
 BULK_BYTES = 8 << 20

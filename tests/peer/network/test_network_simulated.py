@@ -7,16 +7,16 @@ import trio
 from network_worlds import peer_id_of
 from trio.testing import MockClock
 
-from peer.network.simulated import (
+from peer.runtime import Stream
+from protocol.errors import StreamLost
+from protocol.limits import DIAL_TIMEOUT_S
+from simulation.network import (
     SILENCE_LIMIT_S,
     WINDOW_BYTES,
     LinkModel,
     SimulatedInternet,
     SimulatedNetwork,
 )
-from peer.runtime import Stream
-from protocol.errors import StreamLost
-from protocol.limits import DIAL_TIMEOUT_S
 
 ECHO = "/loco/echo/1"
 SINK = "/loco/sink/1"

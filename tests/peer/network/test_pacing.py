@@ -21,10 +21,10 @@ from peer.network.pacing import (
     Bucket,
     Pacing,
 )
-from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.runtime import Stream
 from protocol.wire.messages import Leaving, Vector
 from protocol.wire.versions import GOSSIP, HELLO
+from simulation.network import SimulatedInternet, SimulatedNetwork
 
 A, B = peer_id_of("a"), peer_id_of("b")
 MBIT = 125_000.0

@@ -3,14 +3,14 @@
 import pytest
 import trio
 
-from peer.network.simulated import SimulatedInternet
 from peer.runtime import Network, PeerId, Stream
-from peer.simulation.swarm import identity_of
 from protocol.errors import LocoError
 from protocol.limits import INBOUND_PACE
 from protocol.membership.book import Fault
 from protocol.wire.messages import Refusal
 from protocol.wire.versions import CONTENT
+from simulation.network import SimulatedInternet
+from simulation.swarm import identity_of
 
 SERVER, FLOODER, OTHER = (identity_of(1, name).peer_id for name in ("server", "flooder", "other"))
 BURST = int(INBOUND_PACE.per_peer * INBOUND_PACE.burst_s)

@@ -15,7 +15,6 @@ from trio.lowlevel import ParkingLot
 
 from peer.codec import get_codec
 from peer.facts import Facts, PeerState
-from peer.network.simulated import LinkModel, SimulatedInternet
 from peer.rounds.services import Services
 from peer.rounds.way import TrainerLine
 from peer.runtime.work import SimulatedWork
@@ -31,6 +30,7 @@ from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import part_of_stage
 from protocol.run.run_spec import RunSpec
 from protocol.wire.stage_messages import Direction
+from simulation.network import LinkModel, SimulatedInternet
 
 RUN_ID = "ab" * 16
 SLOT_BYTES = 1024

@@ -10,11 +10,11 @@ from bench.fuzzing.hostile import Hostile
 from bench.fuzzing.shots import Gunner, Magazine
 from bench.fuzzing.swarms import known_world
 from peer.network.identity import Identity
-from peer.simulation.virtual_time import run_in_virtual_time
 from protocol.membership.group import Group
 from protocol.membership.view import Progress
 from protocol.run.layout import part_of_stage
 from protocol.wire.versions import STAGE
+from simulation.virtual_time import run_in_virtual_time
 
 pytestmark = pytest.mark.slow
 

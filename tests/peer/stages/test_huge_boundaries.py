@@ -5,11 +5,11 @@ import pytest
 import trio
 from stage_worlds import SLOT_BYTES, PretendedTrainer, StageWorld
 
-from peer.simulation.virtual_time import run_in_virtual_time
 from peer.training.shared import BoundaryRing
 from protocol.microbatch.core import MicrobatchEvent
 from protocol.microbatch.sizes import FACTOR
 from protocol.wire.stage_messages import Direction
+from simulation.virtual_time import run_in_virtual_time
 
 SIZES, ITERATIONS, MICROBATCHES = (2, 2, 2), 6, 4
 HONEST_AT_FIRST = 8

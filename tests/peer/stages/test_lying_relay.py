@@ -9,11 +9,11 @@ import trio
 from stage_worlds import SLOT_BYTES, PretendedTrainer, StageWorld
 
 from peer.observe.event_names import EventName
-from peer.simulation.virtual_time import run_in_virtual_time
 from peer.training.shared import BoundaryRing
 from protocol.microbatch import checks
 from protocol.microbatch.core import MicrobatchEvent
 from protocol.wire.stage_messages import Direction
+from simulation.virtual_time import run_in_virtual_time
 
 SIZES, MICROBATCHES, LIAR = (2, 3, 3), 4, (1, 0)
 VALUES = SLOT_BYTES // 4

@@ -9,10 +9,10 @@ from stage_worlds import StageWorld
 
 from bench.pipeline_world.given_paths import GivenPaths
 from peer.network.identity import Identity
-from peer.network.simulated import LinkModel
-from peer.simulation.virtual_time import run_in_virtual_time
 from protocol.microbatch.core import MicrobatchEvent
 from protocol.routing.snapshots import REPLAN_EVERY_S
+from simulation.network import LinkModel
+from simulation.virtual_time import run_in_virtual_time
 
 NEAR = LinkModel(latency_s=0.005, bandwidth_bytes_per_s=1e7)
 FAR = LinkModel(latency_s=0.2, bandwidth_bytes_per_s=1e6)

@@ -9,7 +9,6 @@ from stage_worlds import BACKWARD_S, FORWARD_S, LINK, RUN_ID, SLOT_BYTES, StageW
 
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
-from peer.simulation.virtual_time import run_in_virtual_time
 from peer.stages.exchange import PATIENCE_S, TICK_S
 from peer.training.shared import SLOTS
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
@@ -34,6 +33,7 @@ from protocol.wire.stage_messages import (
     Path,
 )
 from protocol.wire.versions import STAGE
+from simulation.virtual_time import run_in_virtual_time
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from trio.testing import wait_all_tasks_blocked
 
 from peer.facts import PipelineFacts
 from peer.network.conversation import Conversation
-from peer.network.simulated import LinkModel, SimulatedInternet
 from peer.stages.stopwatch import Stopwatch
 from peer.stages.transfers import DRAINED, MAX_AHEAD, SERVED_IDLE_S, BoundarySender
 from protocol.address.peer_id import peer_id_from_public_key
@@ -29,6 +28,7 @@ from protocol.wire.stage_messages import (
     Path,
 )
 from protocol.wire.versions import STAGE
+from simulation.network import LinkModel, SimulatedInternet
 
 LATENCY_S = 0.1
 CODES = bytes(50_000)

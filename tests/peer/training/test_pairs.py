@@ -14,10 +14,10 @@ from peer.training.fragments import FragmentDeltas, regions_of, values_of
 from peer.training.messages import TrainRound
 from peer.training.ports import NonFinite, WrongCommand
 from peer.training.shared import CodeRegions
-from peer.training.simulated import ToyWeights, simulated_layout
 from peer.training.sync import Ledger, PairSync
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
 from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge, Try, Yield
+from simulation.trainer import ToyWeights, simulated_layout
 
 H = 12
 ROUNDS = 6

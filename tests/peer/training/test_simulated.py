@@ -22,9 +22,9 @@ from peer.training.messages import (
     TrainRound,
 )
 from peer.training.ports import Trainer, TrainerDied
-from peer.training.simulated import SimulatedSpeed, simulated_starter
 from protocol.run.run_spec import RunSpec
 from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, FragmentSent, Merge
+from simulation.trainer import SimulatedSpeed, simulated_starter
 
 Event = TypeVar("Event", bound=TrainerEvent)
 

@@ -17,7 +17,6 @@ from peer.training.messages import (
     TrainRound,
 )
 from peer.training.ports import Trainer
-from peer.training.simulated import SimulatedSpeed, simulated_layout, simulated_starter
 from protocol.fragment.fragments import fragments_of_run
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.sections import DilocoSection
@@ -28,6 +27,7 @@ from protocol.trainer_messages import (
     Yield,
     Yielded,
 )
+from simulation.trainer import SimulatedSpeed, simulated_layout, simulated_starter
 
 EventT = TypeVar("EventT", bound=TrainerEvent)
 MEMBERS = (("me", 1),)

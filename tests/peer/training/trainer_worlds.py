@@ -30,7 +30,6 @@ from peer.training.model import FlatModel, initial_module
 from peer.training.ports import Trainer
 from peer.training.process import ProcessTrainer, trainer_starter
 from peer.training.shared import SharedVector
-from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_starter
 from protocol.run.run_spec import (
     DataSection,
     ModelSection,
@@ -41,6 +40,7 @@ from protocol.run.run_spec import (
 from protocol.run.sections import OptimizerSection
 from protocol.schedule.data_plan import DataPlan
 from protocol.trainer_messages import FragmentSent, Merge
+from simulation.trainer import SimulatedSpeed, ToyProblem, simulated_starter
 
 Event = TypeVar("Event", bound=TrainerEvent)
 

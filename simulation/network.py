@@ -34,6 +34,7 @@ from typing import Final
 import trio
 from trio.lowlevel import ParkingLot
 
+from peer.network.handlers import BaseNetwork, PeerStream
 from peer.runtime import Address, PeerId
 from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_to_bytes
@@ -42,8 +43,6 @@ from protocol.limits import DIAL_TIMEOUT_S
 from protocol.membership.node_table import SEARCH_S
 from protocol.membership.record_table import RecordTable
 from protocol.membership.records import place_of
-
-from .handlers import BaseNetwork, PeerStream
 
 # --- one direction between two simulated peers: when a segment leaves and arrives -----------------
 

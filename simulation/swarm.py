@@ -38,13 +38,6 @@ from peer.daemon.services import Keys
 from peer.facts import Facts, PeerState, RoundTiming
 from peer.network.identity import SEED_BYTES, Identity
 from peer.network.pacing import Pacing
-from peer.network.simulated import (
-    LinkModel,
-    SimulatedDhtWorld,
-    SimulatedDirectory,
-    SimulatedInternet,
-    SimulatedNetwork,
-)
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.status import Status
@@ -55,12 +48,19 @@ from peer.runtime import PeerId
 from peer.runtime.work import SimulatedWork
 from peer.state.checkpoints import CheckpointStore
 from peer.state.kept_files import Acquaintances, AdmissionFile
-from peer.training.simulated import ToyProblem, simulated_layout
 from protocol.content.samples import Float32Vector
 from protocol.errors import LocoError, leaves
 from protocol.membership.view import Roster, View
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
+from simulation.network import (
+    LinkModel,
+    SimulatedDhtWorld,
+    SimulatedDirectory,
+    SimulatedInternet,
+    SimulatedNetwork,
+)
+from simulation.trainer import ToyProblem, simulated_layout
 
 from .machine import Gate, Machine, SimulatedProvision
 

@@ -26,7 +26,6 @@ from peer.rounds.domains import HeldOutBlocks
 from peer.runtime import PeerId
 from peer.training.messages import Failed, TrainerCommand, TrainerEvent
 from peer.training.ports import StartTrainer, Trainer
-from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_starter
 from protocol.admission.statements import Token
 from protocol.content.manifest import blob_name
 from protocol.content.samples import Float32Vector
@@ -34,6 +33,7 @@ from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.layout import Layout, part_of_expert
 from protocol.run.run_spec import FrozenSection, RunSpec
+from simulation.trainer import SimulatedSpeed, ToyProblem, simulated_starter
 
 FIRST_WEIGHTS_SCALE: Final = 3.0
 """Distance of the first weights from the optimum, per value."""

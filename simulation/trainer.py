@@ -33,19 +33,18 @@ import torch
 import trio
 from trio.lowlevel import ParkingLot
 
+from peer.training import messages
+from peer.training.fragments import FragmentDeltas, regions_of, values_of
+from peer.training.ports import NonFinite, StartTrainer, Trainer, TrainerDied, WrongCommand
+from peer.training.round_machine import Action, RoundMachine, TrainStep, Wait
+from peer.training.shared import CodeRegions
+from peer.training.sync import Ledger, sync_of
+from peer.training.tensor_file import keep_weights, take_over_weights
 from protocol.content.samples import Float32Vector
 from protocol.run.layout import ALIGNMENT, Layout
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.data_plan import DataPlan
 from protocol.trainer_messages import Tried, Try
-
-from . import messages
-from .fragments import FragmentDeltas, regions_of, values_of
-from .ports import NonFinite, StartTrainer, Trainer, TrainerDied, WrongCommand
-from .round_machine import Action, RoundMachine, TrainStep, Wait
-from .shared import CodeRegions
-from .sync import Ledger, sync_of
-from .tensor_file import keep_weights, take_over_weights
 
 LOSS_FLOOR: Final = 1.0
 SHORTEST_STEP: Final = 0.3
