@@ -125,7 +125,8 @@ def test_nobody_that_rests_is_asked(table):
 
 def test_liars_that_name_nearer_ones_without_end_have_few_asked_at_once_and_not_many_in_all():
     names = near(f"liar{number}" for number in range(2_000))[::-1]
-    search, waiting, asked = NodeSearch(NodeTable("own"), PLACE), [], 0
+    search, asked = NodeSearch(NodeTable("own"), PLACE), 0
+    waiting: list[str] = []
     search.hear(names[:NEAREST_NODES], 0.0)
     told = iter(range(NEAREST_NODES, len(names), NEAREST_NODES))
     while waiting := [*waiting, *search.next_asked()]:
