@@ -3,9 +3,8 @@
 VENV      := .venv
 BIN       := $(VENV)/bin
 STAMP     := $(VENV)/.installed
-# -qq: pip's errors, without its warnings about indexes that this machine's settings name. Of what is
-# installed, a tenth is ever imported: Python compiles that when it is, the first time.
-PIP       := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
+# -qq: pip's errors, without its warnings about indexes that this machine's settings name.
+PIP       := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 OUT       ?= demo-run
 METHOD    ?= noloco
 BOX       ?= 1
