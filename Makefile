@@ -3,8 +3,9 @@
 VENV      := .venv
 BIN       := $(VENV)/bin
 STAMP     := $(VENV)/.installed
-# -qq: pip's errors, without its warnings about indexes that this machine's settings name.
-PIP       := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# -qq: pip's errors, without its warnings about indexes that this machine's settings name. What is
+# installed is compiled afterwards, on all processors.
+PIP       := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 OUT       ?= demo-run
 METHOD    ?= noloco
 BOX       ?= 1
@@ -41,6 +42,7 @@ $(STAMP): pyproject.toml constraints.txt
 	"$$found" -m venv --clear $(VENV)
 	@$(PIP) pip setuptools wheel
 	@$(PIP) --no-build-isolation -e . --group dev
+	@$(BIN)/python -m compileall -q -j 0 $(VENV) >/dev/null || true  # of some packages, old syntax
 	@touch $@
 	@echo "env: ready"
 
