@@ -39,7 +39,7 @@ def broken(*_: object) -> None:
 @pytest.mark.parametrize(
     ("where", "name"),
     [
-        (Exchanges, "answer"),
+        (Exchanges, "runs"),
         (ContentService, "_send_piece"),
         (Relay, "_reach"),
     ],
