@@ -73,7 +73,7 @@ ENDED: Final = (EventName.ROUND_AVERAGED, EventName.FRAGMENT_RETURNED)
 
 @dataclass(frozen=True, slots=True)
 class Siege:
-    """What is thrown at which swarm.
+    """Messages that are thrown at a swarm, and that swarm.
 
     Attributes:
         examples: volleys that begin with each type of message.
@@ -163,7 +163,7 @@ def spec_of(method: str) -> RunSpec:
 def world_of(
     swarm: SimulatedSwarm, siege: Siege, identity: Identity, addresses: Sequence[str]
 ) -> World:
-    """What a member knows of the run, and of itself."""
+    """The run and itself, as a member knows them."""
     facts, honest = swarm["a"].facts, [swarm[name] for name in HONEST]
     run_id, peers = str(facts.run_id), (*(peer.peer_id for peer in honest), identity.peer_id)
     statements = statements_by(identity, run_id, peers, siege.seed)

@@ -122,7 +122,7 @@ class World:
         return tomlkit.dumps(tree)
 
     def stated_s(self) -> dict[str, float]:
-        """What each kind of work takes."""
+        """The time that each kind of work takes."""
         forward_s = self.forward_us / US_PER_S
         return {
             "forward": forward_s,

@@ -38,11 +38,7 @@ def broken(*_: object) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("where", "name"),
-    [
-        (Exchanges, "runs"),
-        (ContentService, "_send_piece"),
-        (Relay, "_reach"),
-    ],
+    [(Exchanges, "runs"), (ContentService, "_send_piece"), (Relay, "_reach")],
     ids=["an exchange", "a piece of the corpus", "a relay"],
 )
 def test_a_planted_bug_is_found(tmp_path, monkeypatch, where, name):
