@@ -91,7 +91,7 @@ def main() -> int:
     """Be a child of the daemon. Returns the exit status."""
     with (
         mock.patch.object(build, "StageCompute", StatedCompute),
-        mock.patch.object(build, "measured_slots", return_value=SLOTS),
+        mock.patch.object(build, "measured_slots", return_value=(SLOTS, True)),
     ):
         return trainer.main()
 

@@ -3,7 +3,6 @@
 import os
 import socket
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from errno import EADDRINUSE
 from importlib.util import find_spec
@@ -45,17 +44,17 @@ def _check_ports(config: PeerConfig) -> None:
         if where is None or where.port == 0:
             continue
         family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
-        with socket.socket(family) as probe, suppress(socket.gaierror):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
+        try:
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((where.host, where.port))
-            except OSError as error:
-                if error.errno == EADDRINUSE:
-                    raise ConfigError(
-                        f"{config.given(option)}: port {where.port} is taken; choose another with"
-                        f" --{option}, or stop the program that uses it"
-                    ) from error
-                # other faults of the address are reported when it is listened on
+        except OSError as error:
+            if error.errno == EADDRINUSE:
+                raise ConfigError(
+                    f"{config.given(option)}: port {where.port} is taken; choose another with"
+                    f" --{option}, or stop the program that uses it"
+                ) from error
+            # other faults of the address are reported when it is listened on
 
 
 def _check_device(config: PeerConfig) -> None:

@@ -152,6 +152,14 @@ class _Reader:
     state: KeptState | None = None
     chunks_left: int = 0
 
+    def goes_on(self, request: Message) -> bool:
+        """Whether more is asked for of the state that is read; `chunks_left` bounds that."""
+        return (
+            isinstance(request, content_messages.GetParts)
+            and self.state is not None
+            and request.content == self.state.manifest.root
+        )
+
     def reads(self, state: KeptState) -> None:
         if state is not self.state:
             self.ended()
@@ -224,11 +232,7 @@ class ContentService:
                     content_messages.GetParts,
                     timeout_s=ANSWER_S if reader.state is None else PINNED_REQUEST_S,
                 )
-                of_state = (
-                    isinstance(request, content_messages.GetParts)
-                    and request.content not in self.stores
-                )
-                reader.requests += not of_state
+                reader.requests += not reader.goes_on(request)
                 if reader.requests > MAX_READER_REQUESTS:
                     sentence = f"{MAX_READER_REQUESTS} requests on one stream are enough"
                     await talk.refuse(RefusalReason.TOO_MANY, sentence)

@@ -23,7 +23,7 @@ Rules
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import median_high
@@ -52,7 +52,7 @@ from protocol.content.samples import (
 )
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import MAX_ASKED_PER_SOURCE
-from protocol.membership.view import Member, View, trusted
+from protocol.membership.view import View, known_positions, trusted
 from protocol.run.amendments import AmendedSpec
 from protocol.schedule.progress import TaskProgress
 from protocol.schedule.rounds import lost_lag, middle, oldest_useful
@@ -353,7 +353,7 @@ class FromPeers:
         context.services.facts.now_doing("fetching the state")
         state = await VerifiedDownload(context, self.own).run(self.patience_s)
         now_s = trio.current_time()
-        heard = known_positions(view.members_training(now_s))
+        heard = known_positions(view.members_training(now_s), now_s)
         epoch, position = context.plan.start_position([*heard, (state.epoch, state.position)])
         # No further than the middle of the others; while none of them is heard it is 0, and where
         # they are is gone to when they are.
@@ -372,9 +372,3 @@ def _heard_steps(spec: AmendedSpec, view: View) -> list[int]:
     now_s = trio.current_time()
     members = [m for m in view.alive(now_s) if m.progress.step <= spec.longest_steps]
     return [m.progress.step for m in trusted(ready_or_resting(members), now_s)]
-
-
-def known_positions(members: Sequence[Member]) -> list[tuple[int, int]]:
-    """Positions of their data; a peer that has said no more than hello has told none."""
-    told = [(m.progress.epoch, m.progress.position) for m in trusted(members, trio.current_time())]
-    return [position for position in told if position != (0, 0)]

@@ -62,7 +62,7 @@ from protocol.content.samples import Float32Vector
 from protocol.errors import InvalidRunSpec
 from protocol.experts.claims import claimed_blocks
 from protocol.membership.group import WHOLE_MODEL, Group
-from protocol.membership.view import View, trusted
+from protocol.membership.view import View, known_positions, trusted
 from protocol.run.layout import DATA_STAGE, Layout, part_of_expert, part_of_stage, stage_layouts
 from protocol.run.run_spec import FrozenSection, RunSpec, validated
 from protocol.schedule.progress import TaskProgress, Tell, nobody
@@ -72,7 +72,7 @@ from .beginning import Beginning, FirstState, Fresh, StartContext
 from .checkpointing import free_bytes
 from .domains import Domains, described_corpus
 from .expert_beginning import FreshOrFetched, FromFounder
-from .fetched import FromPeers, known_positions
+from .fetched import FromPeers
 from .kept_experts import digest_of_weights, kept_first_weights, weights_file
 from .sources import NoSource, Weights, weights_of
 
@@ -146,7 +146,7 @@ def where_others_are(context: StartContext) -> FirstState:
     others = context.services.roster.alive(now_s)
     told = [member.progress.step for member in trusted(others, now_s)]
     steps = [step for step in told if step <= spec.longest_steps]
-    epoch, position = context.plan.start_position(known_positions(others))
+    epoch, position = context.plan.start_position(known_positions(others, now_s))
     step = int(middle(steps, 0))
     return FirstState(step // spec.founding.sync.round_steps - 1, step, epoch, position)
 

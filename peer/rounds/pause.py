@@ -18,8 +18,7 @@ from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain, can_be_joined
 from protocol.errors import LocoError
-from protocol.membership.view import Member, View
-from protocol.run.layout import stage_of_part
+from protocol.membership.view import View, known_positions, trusted
 from protocol.schedule.data_plan import DataPlan
 from protocol.schedule.rounds import middle
 
@@ -47,7 +46,7 @@ class Pause:
             state = "paused" if self._facts.state is PeerState.PAUSED else "about to pause"
             raise PauseRefused(f"this peer is {state} already")
         held = self._facts.held
-        if held is not None and stage_of_part(held.group.part) is not None:
+        if held is not None and self._facts.holds_stage:
             raise PauseRefused(
                 f"this peer holds {held.group.part}, which others need in each step; let it leave"
             )
@@ -78,7 +77,7 @@ class Pause:
         self._events.emit(EventName.TRAINING_PAUSED, round=facts.round, step=facts.step)
         await self._resumed.wait()
         self._check_ended()
-        self._take_position(self._view.members_training(trio.current_time()))
+        self._take_position()
         facts.now_doing("training", PeerState.TRAINING)
         seconds = trio.current_time() - began_s
         self._events.emit(EventName.TRAINING_RESUMED, step=facts.step, seconds=seconds)
@@ -86,19 +85,18 @@ class Pause:
 
     def _check_ended(self) -> None:
         """Raises JoinAgain when the others have come to the end of the training."""
-        there = [
-            member
-            for member in self._view.alive(trio.current_time())
-            if member.progress.state in (PeerState.TRAINING, PeerState.FINISHED)
-        ]
+        now_s = trio.current_time()
+        states = (PeerState.TRAINING, PeerState.FINISHED)
+        there = [each for each in self._view.alive(now_s) if each.progress.state in states]
         spec, step = self._facts.spec, self._facts.step
         assert spec is not None
-        at = middle([member.progress.step for member in there], step)
+        at = middle([member.progress.step for member in trusted(there, now_s)], step)
         if at >= spec.total_steps_at(at) and can_be_joined(there):
             raise JoinAgain("the run has ended while this peer was paused")
 
-    def _take_position(self, others: tuple[Member, ...]) -> None:
+    def _take_position(self) -> None:
         """Go on in the data where the others are, as a joiner does."""
-        told = [(m.progress.epoch, m.progress.position) for m in others]
+        now_s = trio.current_time()
+        told = known_positions(self._view.members_training(now_s), now_s)
         own = (self._facts.epoch, self._facts.position)
         self._facts.epoch, self._facts.position = max(own, self._plan.start_position(told))

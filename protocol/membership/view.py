@@ -278,6 +278,12 @@ def trusted(members: Iterable[Member], now_s: float) -> tuple[Member, ...]:
     return tuple(each[0] if len(each) == 1 else _voice(each) for each in networks.values())
 
 
+def known_positions(members: Iterable[Member], now_s: float) -> list[tuple[int, int]]:
+    """Where in the data they are told to be; a peer that has said no more than hello tells none."""
+    told = [(m.progress.epoch, m.progress.position) for m in trusted(members, now_s)]
+    return [position for position in told if position != (0, 0)]
+
+
 def _voice(members: list[Member]) -> Member:
     """One member in place of several of one network.
 

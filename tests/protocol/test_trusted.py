@@ -1,6 +1,13 @@
 """A peer's numbers count in the middle of all when it has beaten for a while."""
 
-from protocol.membership.view import BEATS, TRUSTED_AFTER_S, Progress, Roster, trusted
+from protocol.membership.view import (
+    BEATS,
+    TRUSTED_AFTER_S,
+    Progress,
+    Roster,
+    known_positions,
+    trusted,
+)
 
 SILENCE_S = 10.0
 TRAINING = Progress("training", step=100)
@@ -64,3 +71,10 @@ def test_another_life_begins_anew():
         beat(roster, peer_id, *[float(second) for second in range(9)])
     beat(roster, "b", 9.0, life=2)
     assert names(roster, 9.0) == ["a"]
+
+
+def test_who_has_just_come_says_nothing_of_where_in_the_data_all_are():
+    roster = Roster(SILENCE_S)
+    for peer_id, position in (("new", 0), ("a", 70), ("b", 90)):
+        roster.heartbeat(0.0, peer_id, 1, Progress("training", epoch=0, position=position))
+    assert known_positions(roster.alive(0.0), 0.0) == [(0, 70), (0, 90)]

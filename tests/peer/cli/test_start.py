@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from errno import ENOSPC
+from errno import EAFNOSUPPORT, ENOSPC
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -473,6 +473,22 @@ def test_a_port_that_is_taken_is_wrong_usage(
         config = load_config({"home": home.root, option: where}, {})
         with pytest.raises(ConfigError, match=f"port .* is taken; choose another with --{option}"):
             run_peer(config, Start(toml_of(tmp_path, "run"), new_run=False))
+    run_peer(config, Start(toml_of(tmp_path, "run"), new_run=False))
+    assert lives == ["founding"]
+
+
+def test_without_ipv6_its_addresses_are_left_to_who_listens(
+    home: Home, lives: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = socket.socket
+
+    def without_ipv6(family: int = socket.AF_INET, *more: Any) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(EAFNOSUPPORT, "Address family not supported by protocol")
+        return real(family, *more)
+
+    config = load_config({"home": home.root, "listen": "[::1]:31337"}, {})
+    monkeypatch.setattr("peer.cli.run.socket.socket", without_ipv6)
     run_peer(config, Start(toml_of(tmp_path, "run"), new_run=False))
     assert lives == ["founding"]
 

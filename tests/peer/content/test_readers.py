@@ -248,6 +248,29 @@ async def test_requests_on_one_stream_are_bounded(
             await fetcher.spec(None)
 
 
+@pytest.mark.parametrize("states", [0, 2])
+async def test_so_are_requests_for_states_that_are_not_here_or_in_turn(
+    autojump_clock: MockClock, tmp_path: Path, states: int
+) -> None:
+    """Each would open the budget of chunks anew."""
+    async with world(tmp_path) as made, AsyncExitStack() as streams:
+        roots = ["ab" * 32]
+        for _ in range(states):
+            fetcher = await streams.enter_async_context(made.fetcher())
+            await fetcher.talk.send(GetState(GROUP, 0))
+            _, digests = await fetcher.talk.receive(StateScalars)
+            roots = [*roots[-1:], digest_of(digests).hex()]
+            next_round(made)
+        talk = (await streams.enter_async_context(made.fetcher())).talk
+        for number in range(MAX_READER_REQUESTS):
+            await talk.send(GetParts(roots[number % len(roots)], (0,)))
+            with contextlib.suppress(Refused) if not states else contextlib.nullcontext():
+                await talk.receive(Part, max_payload_bytes=STATE_CHUNK_BYTES)
+        await talk.send(GetParts(roots[0], (0,)))
+        with pytest.raises(Refused, match="are enough"):
+            await talk.receive(Part, max_payload_bytes=STATE_CHUNK_BYTES)
+
+
 # --- sources that trickle -------------------------------------------------------------------------
 def test_a_large_state_has_to_come_faster() -> None:
     assert slowest_rate(1) == MIN_FETCH_BYTES_PER_S

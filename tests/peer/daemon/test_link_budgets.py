@@ -200,7 +200,7 @@ async def test_lists_of_peers_cost_what_beats_cost(tmp_path, monkeypatch):
     async with open_swarm(1, toy_spec(60), tmp_path) as swarm:
         await start(swarm, "a")
         hearsay = swarm["a"].links.dialler
-        monkeypatch.setattr(hearsay, "told", lambda *said: told.append(said[-1]))
+        monkeypatch.setattr(hearsay, "on_peer_list", lambda *said: told.append(said[-1]))
         loud = identity_of(1, "loud").peer_id
         async with swarm.internet.open_network(loud) as network:
             talk, _ = await greet(swarm, network)

@@ -13,7 +13,8 @@ from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.process.rejoin import JoinAgain
 from peer.rounds.pause import Pause, PauseRefused
-from protocol.membership.view import Roster, View
+from protocol.membership.view import TRUSTED_AFTER_S, Progress, Roster, View
+from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.data_plan import DataPlan
 from protocol.schedule.rounds import LOST_LAG_ROUNDS
@@ -105,6 +106,26 @@ def test_wrong_use_is_answered() -> None:
     pause.begin()
     with pytest.raises(PauseRefused, match="no rounds now, it is finished"):
         one_peer(PeerState.FINISHED).begin()
+
+
+async def test_strangers_do_not_say_where_in_the_data_it_goes_on(autojump_clock):
+    pause, roster = one_peer(PeerState.TRAINING), Roster(10.0)
+    view: Any = SimpleNamespace(alive=roster.alive, members_training=roster.alive)
+    pause._view, facts = view, pause._facts
+    facts.spec, facts.position = AmendedSpec(toy_spec()), 30
+    pause.begin()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pause.rest, trio.lowlevel.checkpoint)
+        for _ in range(int(TRUSTED_AFTER_S) + 1):
+            for peer_id in "ab":
+                told = Progress("training", epoch=0, position=70)
+                roster.heartbeat(trio.current_time(), peer_id, 1, told)
+            await trio.sleep(1.0)
+        for number in range(5):
+            told = Progress("training", epoch=0, position=99)
+            roster.heartbeat(trio.current_time(), f"stranger {number}", 1, told)
+        pause.end()
+    assert facts.position == 70
 
 
 @simulated()
