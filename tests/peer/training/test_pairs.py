@@ -69,7 +69,7 @@ class Loop:
     def train(
         self, start_step: float, steps: int, stride: float = 1.0, answer: bool = True
     ) -> TrainRound:
-        """Steps of one round; whether all that is sent comes back at once."""
+        """Do the steps of one round. With `answer` all that is sent comes back at once."""
         order = self.begin(start_step, steps, stride)
         for step in range(1, steps + 1):
             assert not self.sync.holds_training

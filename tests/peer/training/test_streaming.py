@@ -70,7 +70,7 @@ class Loop:
                 self.waiting.append((self.turn + delay, Merge(fragment, None, (), (1,), (0,))))
 
     def take_a_turn(self):
-        """What commands have come; whether a step may be done."""
+        """Obey the commands that have come. Returns whether a step may be done."""
         self.turn += 1
         due = [command for when, command in self.waiting if when <= self.turn]
         self.waiting = [(when, command) for when, command in self.waiting if when > self.turn]
