@@ -511,7 +511,7 @@ class SimulatedDhtWorld:
         self._parents[self._root(other)] = self._root(peer_id)
 
     def keep(self, key: bytes, writer: str, value: bytes) -> bool:
-        """Keep a peer's record by the world's true time; whether it is kept now."""
+        """Keep a peer's record by the world's true time. Returns whether it is kept now."""
         return self._table.keep(self.true_time_s(), place_of(key), writer, value, "")
 
     def find(self, key: bytes, reader: str, now_s: float) -> dict[str, bytes]:

@@ -38,7 +38,7 @@ from peer.training.fragments import FragmentDeltas, regions_of, values_of
 from peer.training.ports import NonFinite, StartTrainer, Trainer, TrainerDied, WrongCommand
 from peer.training.round_machine import Action, RoundMachine, TrainStep, Wait
 from peer.training.shared import CodeRegions
-from peer.training.sync import Ledger, sync_of
+from peer.training.sync import TimeSpent, sync_of
 from peer.training.tensor_file import keep_weights, take_over_weights
 from protocol.content.samples import Float32Vector
 from protocol.run.layout import ALIGNMENT, Layout
@@ -203,7 +203,7 @@ class SimulatedTrainer:
             spec,
             machine.peer_id,
             DataPlan(spec.seed, self._problem.num_blocks, self._problem.piece_blocks),
-            sync_of(spec, self._values, self._events.append, Ledger(lambda: self._now_s)),
+            sync_of(spec, self._values, self._events.append, TimeSpent(lambda: self._now_s)),
             self._events,
         )
         self._action: Action = Wait()

@@ -242,18 +242,18 @@ def leave(home: opt.Home = None) -> None:
 @command
 def pause(home: opt.Home = None) -> None:
     """Pause training when the round is done; the daemon keeps running and serves others."""
-    from .client import home_of, told
+    from .client import ask_now, home_of
 
-    told(home_of(home), "pause")
+    ask_now(home_of(home), "pause")
     print("pausing when this round is done; 'loco-peer resume' continues")
 
 
 @command
 def resume(home: opt.Home = None) -> None:
     """Resume training at the swarm's current step."""
-    from .client import home_of, told
+    from .client import ask_now, home_of
 
-    told(home_of(home), "resume")
+    ask_now(home_of(home), "resume")
     print("training resumed")
 
 

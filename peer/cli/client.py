@@ -60,7 +60,9 @@ def check_exportable(home: Home, *, swarm: bool = False) -> None:
         raise NoDaemon(f"{_none_in(home)}; the home has no checkpoint either")
 
 
-def told(home: Home, request: str, timeout_s: float = ANSWER_S, **arguments: Any) -> dict[str, Any]:
+def ask_now(
+    home: Home, request: str, timeout_s: float = ANSWER_S, **arguments: Any
+) -> dict[str, Any]:
     return trio.run(lambda: ask_daemon(home, request, timeout_s, **arguments))
 
 
@@ -85,8 +87,8 @@ def _none_in(home: Home) -> NoDaemon:
     )
 
 
-def show_status(home: Home, *, as_json: bool, full_ids: bool = False) -> None:
-    tree = told(home, "status")
+def show_status(home: Home, *, as_json: bool, full_ids: bool) -> None:
+    tree = ask_now(home, "status")
     if as_json:
         print(json.dumps(tree))
         return
@@ -104,7 +106,7 @@ def watch(home: Home) -> None:
     """Raises ConfigError: there is no terminal. NoDaemon, NotNow, ControlFailed: nobody answers."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("top needs a terminal; for programs there is: loco-peer status --json")
-    read = partial(told, home, "snapshot", history=True)
+    read = partial(ask_now, home, "snapshot", history=True)
     read()
     from .top import Top  # after the checks, because textual imports for a second
 
@@ -116,7 +118,7 @@ def say_health(home: Home) -> ExitCode:
     from peer.observe.status import Status, health_of
 
     try:
-        status = Status.from_json(told(home, "status"))
+        status = Status.from_json(ask_now(home, "status"))
         works, sentence = health_of(status, founder=home.founder_key_path.exists())
     except LocoError as error:
         works, sentence = False, str(error)
@@ -159,7 +161,7 @@ def print_invitation(home: Home, expires: str, uses: int) -> None:
     """Print the command with which the invited peer joins. Raises ConfigError."""
     if not 1 <= uses <= MAX_USES:
         raise ConfigError(f"--uses: must be from 1 to {MAX_USES} (got {uses})")
-    made = told(home, "invite", lasts_s=duration_s(expires), uses=uses)
+    made = ask_now(home, "invite", lasts_s=duration_s(expires), uses=uses)
     print(f"LOCO_INVITE={made['token']} loco-peer join --bootstrap {made['address']}")
     if made["note"]:
         print(f"({made['note']})", file=sys.stderr)
@@ -175,7 +177,7 @@ def rule(home: Home, verdict: Verdict, peer: str) -> None:
                 f"{error}; `loco-peer status` shows a peer's own id, and of the other peers the"
                 " last eight characters, which are enough here"
             ) from error
-    reply = told(home, "rule", verdict=str(verdict), peer=peer)
+    reply = ask_now(home, "rule", verdict=str(verdict), peer=peer)
     print(f"{DONE[verdict]} {reply['peer']}")
 
 
@@ -195,7 +197,7 @@ def amend_run(home: Home, run_toml: Path | None, at_round: int | None, *, dry_ru
     if run_toml is None:
         raise ConfigError("name the run spec with your changes: loco-peer amend RUN.toml")
     values = _written(run_toml, home.run())
-    reply = told(home, "amend", values=values, at_round=at_round, dry_run=dry_run)
+    reply = ask_now(home, "amend", values=values, at_round=at_round, dry_run=dry_run)
     would = "would change" if dry_run else "changes"
     at_once, later = list[str](), list[str]()
     for key, before, after in reply["changes"]:
@@ -222,9 +224,9 @@ def name_successor(home: Home, other: Home) -> None:
             f"--successor: {other.root} {why}; name the home of a peer that trains the next one"
         )
     assert signed is not None
-    status = told(other, "status")
+    status = ask_now(other, "status")
     run_id, address = signed.run_id, status["address"]
-    told(home, "name_successor", run_id=run_id, address=address)
+    ask_now(home, "name_successor", run_id=run_id, address=address)
     print(f"peers with --follow join '{signed.spec().name}' ({run_id}) when this run is over, by")
     print(f"  {address} (reachable from {status['reachable_from']})")
 
@@ -240,7 +242,7 @@ def _why_none_follows(own: SignedSpec | None, other: SignedSpec | None) -> str |
 def show_amendments(home: Home) -> None:
     from peer.observe.status import amendment_lines, successor_lines  # slow to import: the record
 
-    status = told(home, "status")
+    status = ask_now(home, "status")
     lines = amendment_lines(status["amendments"]) or ["nothing has been amended"]
     lines += [f"successor: {line}" for line in successor_lines(status["successor"])]
     print(*lines, sep="\n")

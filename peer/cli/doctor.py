@@ -35,7 +35,7 @@ from protocol.membership.dial_back import NatKind, Reach, host_and_port
 from protocol.names import size_text
 from protocol.run.needs import DAEMON_BYTES, TRAINER_BYTES
 
-from .client import told
+from .client import ask_now
 
 
 # --- findings -------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def examine_here(config: PeerConfig) -> ExitCode:
         findings = list(machine_findings(config.home))
     of = Home(config.home)
     try:
-        status = told(of, "status")
+        status = ask_now(of, "status")
     except (NoDaemon, ControlFailed):
         with shown("asking peers how this machine is reached"):
             port, seen = _look_outside(config, of, findings)

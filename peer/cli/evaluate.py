@@ -27,7 +27,7 @@ from protocol.names import short_id
 from protocol.run.run_spec import NONE, RunSpec
 from protocol.schedule.progress import TaskProgress, Tell
 
-from .client import SLOW_S, run_of, told
+from .client import SLOW_S, ask_now, run_of
 
 OURS: Final = "ours"
 UNCHECKED: Final = "not checked: its weights are not here; --check fetches them"
@@ -67,7 +67,7 @@ class DomainSaid:
 def said_of(home: Home, number: int, name: str) -> ExpertSaid:
     """Raises NoDaemon, NotNow: the daemon cannot ask now."""
     try:
-        reply = told(home, "expert_claims", SLOW_S, expert=number)
+        reply = ask_now(home, "expert_claims", SLOW_S, expert=number)
     except (NoDaemon, NotNow):
         raise
     except ControlFailed as error:
@@ -134,7 +134,7 @@ def show_evaluation(home: Home, *, check: bool, as_json: bool) -> None:
         raise LocoError("no expert has measured a domain yet; try again after a validation")
     numbers = {expert.name: number for number, expert in enumerate(spec.experts)}
     losses = {numbers[d.name]: d.together[RUN] for d in domains if RUN in d.together}
-    told(home, "keep_together", losses=losses)
+    ask_now(home, "keep_together", losses=losses)
     if as_json:
         print(json.dumps(evaluation_json(said, domains)))
     else:

@@ -48,7 +48,7 @@ from protocol.run.layout import Layout, part_of_stage, stage_layouts, stage_of_p
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.progress import TaskProgress, Tell, nobody
 
-from .client import SLOW_S, run_of, spec_of, told
+from .client import SLOW_S, ask_now, run_of, spec_of
 
 
 # --- export ---------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class OwnState:
 def own_state(home: Home, tell: Tell) -> OwnState:
     tell(TaskProgress("the daemon writes its state"))
     try:
-        return OwnState(home, told(home, "write_state", SLOW_S))
+        return OwnState(home, ask_now(home, "write_state", SLOW_S))
     except (NoDaemon, NotNow) as error:
         return OwnState(home, {}, error)
 
@@ -179,7 +179,7 @@ def fetched(
 ) -> dict[str, Any]:
     """The daemon's word of a part's weights that it has fetched; for their `path`, `taken`."""
     wanted = {"part": part, "padded_parameters": padded_parameters, "peer": peer_id}
-    return told(home, "fetch_weights", SLOW_S, **wanted)
+    return ask_now(home, "fetch_weights", SLOW_S, **wanted)
 
 
 def taken(path: Path) -> Float32Vector:
@@ -253,7 +253,7 @@ def tokenizer_json_of(home: Home, spec: RunSpec) -> bytes | None:
 
 
 # --- kept export ----------------------------------------------------------------------------------
-def newest_kept(home: Home, part: str | None = None) -> Checkpoint | None:
+def newest_kept(home: Home, part: str | None) -> Checkpoint | None:
     """The newest whole checkpoint of the home's run, and of this part if one is given."""
 
     def refused(path: Path, why: str) -> None:
@@ -333,7 +333,7 @@ def export_swarm(home: Home, directory: Path) -> None:
     """Print the loss of each peer that can be reached and of the mean, and write the mean."""
     with shown("exporting") as tell:
         tell(TaskProgress("the daemon writes its state"))
-        written = told(home, "write_state", SLOW_S)
+        written = ask_now(home, "write_state", SLOW_S)
         if stage_of_part(written["part"]) is not None:
             raise ExportFailed("peers of this run hold stages; leave --swarm out")
         spec = spec_of(home)
@@ -360,11 +360,11 @@ def _given(
         print(f"{name:<9}{shown:>9}  {found.loss:.4f}", flush=True)
         return found
 
-    own = told(home, "status")
+    own = ask_now(home, "status")
     layout = whole_layout(home, spec)
     tell(TaskProgress("measuring our own weights"))
     yield given(own["peer_id"], own["step"], slow_weights_in(Path(written["path"]), layout))
-    others = told(home, "holders")["peers"]
+    others = ask_now(home, "holders")["peers"]
     for number, peer_id in enumerate(others):
         tell(TaskProgress("fetching and measuring weights", number, len(others), "peers"))
         try:

@@ -33,7 +33,7 @@ from protocol.run.layout import part_of_expert
 from protocol.run.run_spec import NONE, RunSpec
 from protocol.schedule.progress import TaskProgress, Tell
 
-from .client import SLOW_S, run_of, told
+from .client import SLOW_S, ask_now, run_of
 from .export import (
     ExportFailed,
     FoundWeights,
@@ -78,7 +78,7 @@ def export_run(
 
 
 @exports()
-def export_experts(home: Home, directory: Path, names: Collection[str] | None = None) -> None:
+def export_experts(home: Home, directory: Path, names: Collection[str] | None) -> None:
     """Write a checkpoint of each expert, or of those named, into folders of their names.
 
     Raises:
@@ -90,7 +90,7 @@ def export_experts(home: Home, directory: Path, names: Collection[str] | None = 
 
 
 @exports()
-def export_mixture(home: Home, directory: Path, names: Collection[str] | None = None) -> None:
+def export_mixture(home: Home, directory: Path, names: Collection[str] | None) -> None:
     """Write one Mixtral of the experts; prints what it makes of each domain beside them.
 
     Raises ExportFailed: it is worse than the best of them, or cannot be; and as `export_experts`.
@@ -161,7 +161,7 @@ def _said_of(
 ) -> dict[int, list[float]]:
     """Log-probabilities of the prompt's tokens, by the numbers of the experts."""
     parts, last = {part_of_expert(number): number for number in numbers}, tokens[-SCORED_TOKENS:]
-    reply = told(home, "score_text", SLOW_S, parts=[*parts], tokens=last)
+    reply = ask_now(home, "score_text", SLOW_S, parts=[*parts], tokens=last)
     for part, reason in reply["failed"].items():
         name = run.experts[parts[part]].name
         print(f"{name} is left out: {reason}", file=sys.stderr, flush=True)

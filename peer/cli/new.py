@@ -368,10 +368,6 @@ def _with_experts(tree: dict[str, Any], names: Sequence[str], branch_round: int)
     return {**tree, "experts": [{"name": GENERALIST}, *others], "ensemble": apart}
 
 
-def preset_toml(preset: str, *given: Any, **more: Any) -> str:
-    return toml_of(preset_spec(preset, *given, **more), preset)
-
-
 def toml_of(spec: RunSpec, preset: str) -> str:
     """The file's text, of which no key is missing."""
     chosen = dict(_keys(spec))

@@ -9,8 +9,9 @@ Rules:
 - numba is imported when a vector of `COMPILED_FROM` values or more is first coded, or when a codec
   has gone over `COMPILED_AFTER` values in shorter ones: short runs and commands never wait for it.
 - Machine code is kept beside the source, or in the user's cache where that is read-only, or not at
-  all, by processor and by the time of the kernel's own file: after a change here or in `base.py`
-  alone, `make clean`. Several processes may write it: files are replaced whole.
+  all, by processor and by the time of the kernel's own file: after a change of another file alone
+  (this one, `__init__.py` or `codecs.py`), `make clean`. Several processes may write it: files are
+  replaced whole.
 - If anything fails (no numba, one that does not know this numpy), the plain path is taken, and
   `loops_named` says why.
 - Threads are our own, as many as torch would use: numba's pool either aborts when two threads call

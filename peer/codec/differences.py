@@ -182,7 +182,10 @@ def _sums(codes: npt.NDArray[Any], widths: Bytes) -> Bytes:
 
 
 def unpack(packed: Any, own: Any, into: Any, vectors: int = 1) -> npt.NDArray[np.bool_]:
-    """Write the sender's int8 codes into `into`; whether blocks are bad. Raises MalformedPack."""
+    """Write the sender's int8 codes into `into`. Returns which blocks are bad.
+
+    Raises MalformedPack.
+    """
     flat: Bytes = np.frombuffer(packed, np.uint8)
     start, bad = 0, []
     for mine, theirs in zip(_vectors(own, vectors), _vectors(into, vectors), strict=True):

@@ -367,7 +367,7 @@ class ContentService:
             self._ended.unpark_all()
 
     async def _may_begin(self) -> bool:
-        """Wait for a turn, in the order of asking; whether it came, and then it is taken."""
+        """Wait for a turn, in the order of asking, and take it. Returns whether it came."""
         with trio.move_on_after(TURN_S):
             async with self._turns:
                 while not self._at_once.has_room(trio.current_time()):

@@ -206,7 +206,7 @@ class Admission:
         return self._messages(new)
 
     def _take(self, statement: bytes) -> bool:
-        """Keep a statement if it is new; whether it was. Raises RemoteProtocolError."""
+        """Keep a statement if it is new. Returns whether it was. Raises RemoteProtocolError."""
         taken = take_statement(
             statement, self._known_register(), self.amended, self._facts.successor
         )

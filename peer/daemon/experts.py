@@ -231,8 +231,8 @@ async def choose_expert(services: DaemonServices, fits: frozenset[int]) -> int:
         await trio.sleep(LOOK_AROUND_S)
         beside = peers.newcomers() - at_once
         before = [m for m in peers.others() if _goes_before(m.peer_id, own_id, beside)]
-        before_s, number = number, _chosen(peers, before, fits)
-        if number == before_s and not beside:
+        previous, number = number, _chosen(peers, before, fits)
+        if number == previous and not beside:
             break
     facts.chosen_group = peers.groups[number]
     return number

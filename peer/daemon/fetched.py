@@ -13,8 +13,8 @@ whole is compared with the witnesses of the leader, and its loss with the losses
 Rules
   1. The loss of the whole is compared once for each source: with what the others told, without that
      source, when it named its root.
-  2. In pairs a source helps only when two witnesses of its state have answered: else a lie of its
-     could not be found out.
+  2. In pairs a source helps only when two witnesses of its state have answered: else its lies could
+     not be found out.
   3. Where the whole is odd or worse, but no source by itself, nobody can be blamed. The whole is
      thrown away, and from then on one source at a time is asked. Thus a lie that only the whole
      shows holds up a joiner once.
@@ -240,7 +240,10 @@ class VerifiedDownload:
         )
 
     async def _help(self, client: ContentClient) -> bool:
-        """Take a part from this source, if a lie of its could be found out; whether it could."""
+        """Take a part from this source, if rule 2 allows it. Returns whether it does.
+
+        False also where its state is of another time than what was fetched.
+        """
         described = await self._described_by(client)
         if not self._download.plan.is_of_one_time(described.scalars.step):
             return False

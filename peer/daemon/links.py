@@ -48,14 +48,7 @@ from protocol.limits import (
 from protocol.membership.book import Budget, Fault, PeerBook, prefix_of
 from protocol.membership.view import Member, Progress, Roster
 from protocol.outcomes import RefusalReason
-from protocol.wire.messages import (
-    Beat,
-    Hello,
-    Leaving,
-    PeerList,
-    Statements,
-    peer_entry,
-)  # fmt: skip
+from protocol.wire.messages import Beat, Hello, Leaving, PeerList, Statements, peer_entry
 from protocol.wire.versions import HELLO
 
 from .admission import Reputation

@@ -57,11 +57,8 @@ class Membership:
             await trio.sleep(FIRST_REFRESHES_S if turn <= NUM_FIRST_REFRESHES else every_s)
 
     async def _publish(self) -> None:
-        services, directory, network = (
-            self._services,
-            self._services.directory,
-            self._services.network,
-        )
+        services = self._services
+        directory, network = services.directory, services.network
         expires_s = directory.swarm_time_s() + 4 * PUBLISH_EVERY_S
         addresses = tuple(network.addresses)
         own = PeerRecord(network.peer_id, services.facts.incarnation, addresses, expires_s)

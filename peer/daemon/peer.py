@@ -275,9 +275,16 @@ class Training:
 
         if self.domains is not None:
             longest, words = self._spec.model.context_length + 1, self._supplies.vocabulary_size
-            network, group, self.score = self._parts.network, self._held.group.digest, score
-            texts = score, longest, words, lambda: not self._parts.facts.run_over
-            service = ExpertService(network, group, self.domains.told, *texts)
+            self.score = score
+            service = ExpertService(
+                self._parts.network,
+                self._held.group.digest,
+                self.domains.told,
+                score,
+                longest=longest,
+                vocabulary_size=words,
+                trains=lambda: not self._parts.facts.run_over,
+            )
             await service.start()
 
     def _piece_fetcher(self, plan: DataPlan) -> PieceFetcher | None:

@@ -262,7 +262,7 @@ def _codec_sentence(facts: Facts) -> str | None:
 
 
 ShowLine = Callable[[str], bool]
-"""Shows a line that goes on, or none where it is empty; whether people see it."""
+"""Shows a line that goes on, or none where it is empty. Returns whether people see it."""
 LOOK_S: Final = 1.0
 SAY_EVERY_S: Final = 15.0
 REPEAT_S: Final = 30.0

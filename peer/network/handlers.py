@@ -147,7 +147,7 @@ class PeerStream(ABC):
         self._network.carried.received_bytes[self._protocol] += num_bytes
 
     def _note_closed(self) -> bool:
-        """Note that the stream is closed; whether it was open until now."""
+        """Note that the stream is closed. Returns whether it was open until now."""
         was_open, self._closed = not self._closed, True
         if was_open:
             del self._network.streams[self]

@@ -20,7 +20,7 @@ Point = Mapping[str, float | None]
 
 
 class History:
-    """Args: most_points is even."""
+    """What status said since the start, in at most `most_points` points, an even number."""
 
     def __init__(self, most_points: int = MOST_POINTS) -> None:
         self._most_points = most_points

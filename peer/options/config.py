@@ -231,7 +231,7 @@ class PeerConfig:
         _mbps, "MBPS", "Download limit in megabits per second. Default: no limit."
     )
     relay_mbps: float = _network(
-        number("megabits per second", 1, 1000000.0, zero=True),
+        number("megabits per second", 1, 1e6, zero=True),
         "MBPS",
         "Rate limit for relaying to peers that nobody can dial; 0 turns relaying off.",
         default=100.0,

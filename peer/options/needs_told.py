@@ -270,7 +270,7 @@ def _tokens_in(source: str, spec: RunSpec) -> int | None:
     return size // each or None
 
 
-def least_corpus_bytes(spec: RunSpec, source: str | None = None) -> int:
+def least_corpus_bytes(spec: RunSpec, source: str | None) -> int:
     """Bytes of the disk that the corpus will take at the least, as far as that is known."""
     if spec.data.manifest is not None:
         return 0  # it is made already, and comes in pieces

@@ -148,14 +148,14 @@ def host_name(text: str) -> str:
 
 
 def device(value: Any) -> str:
-    """`cpu`, `cuda` or `cuda:N`; whether it is here is looked at later."""
+    """Parse `cpu`, `cuda` or `cuda:N`. Whether it is here is looked at later."""
     if not re.fullmatch("cpu|cuda(:[0-9]+)?", str(value)):
         raise ValueError("use 'cpu', 'cuda' or 'cuda:N'")
     return str(value)
 
 
 def gpus(value: Any) -> str:
-    """`all`, a number of devices, or which; whether they are here is looked at later."""
+    """Parse `all`, a number of devices, or which. Whether they are here is looked at later."""
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     if text == "all" or re.fullmatch("[1-9][0-9]{0,2}", text):
         return text

@@ -36,7 +36,7 @@ class BottomLine:
         self._is_free = True
 
     def show(self, text: str) -> bool:
-        """Draw it, or remove it where it is empty; whether people see it."""
+        """Draw it, or remove it where it is empty. Returns whether people see it."""
         with self._lock:
             self._remove()
             if text and self._is_free and self.is_seen:

@@ -1,8 +1,13 @@
 """When only a new process can heal us: enter the swarm again by the peers we know.
 
-Four things call for it: weights that are too old to be averaged (protocol/schedule/rounds.py, rule
-5), those that came too late for the final averaging, when others have better ones, another stage of
-a pipeline, or another expert, that needs us more, and a run that follows ours when that is over.
+What calls for it:
+
+- weights that are too old to be averaged (protocol/schedule/rounds.py, rule 5);
+- weights that came too late for the final averaging, when others have better ones;
+- another stage of a pipeline, or another expert, that needs us more;
+- a run that ended while this peer was paused, or was made longer after this peer had ended it;
+- a run that follows ours when that is over.
+
 The new process keeps home, identity and options, and joins by the peers that the home remembers,
 which were alive a moment ago (peer/daemon/returning.py); its state comes from them. So what
 strangers say of where they are stands on no command line, and none of them can send us away by

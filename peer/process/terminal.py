@@ -58,7 +58,7 @@ class LastingStream:
                     (act if unbuffered else self._stream.flush)()
 
     def _move(self, why: OSError) -> bool:
-        """Go on in the file; whether that could be done."""
+        """Go on in the file. Returns whether that could be done."""
         if self._moved or self._file is None:
             return False
         try:

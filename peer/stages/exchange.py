@@ -1,12 +1,13 @@
 """The microbatches of one peer: events to its core, the core's commands to trainer and streams.
 
-    trainer (trainer_messages.py)     streams of other peers     streams to them (transfers.py)
+         the trainer                  streams of other peers     streams to them (transfers.py)
               |  events                      |  ^                      ^
               v                              v  |                      |
              the core (protocol/microbatch): decides what happens
 
-What belongs to one life of the trainer is its `StageSession` (transfers.py). What data peers and
-relays do differently is in roles.py.
+The trainer's events and commands are those of protocol/microbatch/trainer_messages.py. What belongs
+to one life of the trainer is its `StageSession` (transfers.py). What data peers and relays do
+differently is in roles.py.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence

@@ -204,7 +204,7 @@ class CheckpointStore:
         sync_folder(self.directory)
 
     def trainers_draft(self, number: int) -> Path:
-        """The folder in which a trainer writes its part, which is then moved into a checkpoint."""
+        """The file that a trainer writes its part to, which is then moved into a checkpoint."""
         return self.directory / f"{_DRAFT}{number}"
 
     def discard(self) -> None:

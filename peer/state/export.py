@@ -21,12 +21,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-    TextStreamer,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, TextStreamer
 from transformers.utils import logging as transformers_logging
 
 from peer.runtime.files import USUAL_FILE

@@ -1,10 +1,12 @@
 """The home directory: a peer's identity, its run, and what it continues from.
 
     identity.key      the peer's Ed25519 key (mode 0600)
+    founder.key       of a founder: the key that signs for the run (mode 0600)
     run.json          the one run that this home belongs to: run id, founder, run spec, signature
     known_peers       who answered at HOST:PORT, a line each (kept_files.py)
     ports.json        the ports of last time, kept so that addresses told to others stay true
     incarnation       how often this home was started
+    admission         what lets this peer in: its secret, its pass, statements (kept_files.py; 0600)
     expert            of a run with experts: the name of the one that this home trains
     next-part         the stage of a pipeline, or the expert, that the next start goes over to, once
     successor         run id and address of the run that the home has followed, or is about to
@@ -13,6 +15,7 @@
     checkpoints/      what the run goes on from (checkpoints.py)
     old-runs/         what belonged to runs before this one, by run id
     state/  cache/    weights for joiners; blobs by digest
+    track/            curves that other programs keep here (--track)
     log/events.jsonl  the event log
     lock              held by the daemon for as long as it lives; names its pid and control socket
 

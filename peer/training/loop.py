@@ -28,20 +28,14 @@ from protocol.trainer_messages import Merge, TrainerTime, Tried, Try
 from . import messages
 from .corpus.blocks import Corpus, PieceCorpus
 from .device import is_out_of_memory
-from .fragments import (
-    FragmentDeltas,
-    FragmentSnapshots,
-    regions_of,
-    values_of,
-    written_for_a_while,
-)
+from .fragments import FragmentDeltas, FragmentSnapshots, regions_of, values_of, written_for_a_while
 from .model import FlatModel
 from .optimizer import FlatOptimizer
 from .ports import NonFinite
 from .round_machine import Action, ReadNumbers, RoundMachine, TrainStep, Wait
 from .shared import CodeRegions, map_vector
 from .step import Stepper, StepResult
-from .sync import Ledger, sync_of
+from .sync import TimeSpent, sync_of
 from .tensor_file import keep_weights, take_over_weights
 
 
@@ -89,7 +83,7 @@ class InnerLoop:
         self._values, self._model, self._slow_P = values, values.model, values.slow_P
         self._channel = channel
         self._clock_s = clock_s
-        self._ledger = Ledger(clock_s)
+        self._ledger = TimeSpent(clock_s)
         self._validation_BT = corpus.validation_blocks(spec.data.validation_blocks)
         self._drawn = np.random.default_rng(list(peer_id.encode()))
         self._events: deque[messages.TrainerEvent] = deque()

@@ -274,12 +274,12 @@ class FlatModel:
         if not (self.is_compiled and self._may_forgo):
             return False
         why = (str(error).strip() or type(error).__name__).partition("\n")[0]
-        self._forgo(f"that failed: {why[:MAX_FAILURE_CHARS]}")
+        self._forgo(f"it failed: {why[:MAX_FAILURE_CHARS]}")
         return True
 
     def _forgo(self, why: str) -> None:
         self._forward = self._module
-        self.notes.append(f"the model is not compiled, for {why}")
+        self.notes.append(f"the model is not compiled: {why}")
 
     def recompute(self) -> bool:
         """Save memory: compute layers again for their gradient. False where they are already."""

@@ -29,6 +29,7 @@ from peer.codec import get_codec
 from peer.runtime.child_process import STOP_GRACE_S
 from peer.runtime.files import private
 from protocol.content.samples import Float32Vector
+from protocol.run.layout import Layout
 from protocol.run.needs import sharding_fault
 from protocol.run.run_spec import RunSpec
 
@@ -79,25 +80,28 @@ class ProcessTrainer:
             if scope.cancelled_caught:
                 self._child.kill()
                 raise TrainerDied(f"the trainer hung: no word from it for {self._patience_s:.0f} s")
-        if isinstance(event, messages.ModelCreated):
-            raise TrainerDied("the trainer made a model instead of training one")
-        if isinstance(event, messages.Ready | messages.TrainerProgress):
-            step_s = (
-                1 / max(event.steps_per_s, 1e-6)
-                if isinstance(event, messages.Ready)
-                else event.step_s
-            )
-            self._slowest_step_s = max(self._slowest_step_s, step_s)
-            if isinstance(event, messages.Ready) and event.compiled:
-                self._floor_s = START_TIMEOUT_S
-            self._patience_s = self._floor_s + self._silence_steps * self._slowest_step_s
-        if isinstance(event, messages.Ready):
-            spec, (codes_fd, *ring_fd) = self._spec, self._memory
-            self._regions = CodeRegions(codes_fd, regions_of(spec, event.layout), writable=False)
-            if ring_fd:
-                codec, num_values = get_codec(spec.pipeline.codec), math.prod(boundary_shape(spec))
-                self.boundaries = BoundaryRing(ring_fd[0], codec, num_values)
+        match event:
+            case messages.ModelCreated():
+                raise TrainerDied("the trainer made a model instead of training one")
+            case messages.Ready():
+                if event.compiled:
+                    self._floor_s = START_TIMEOUT_S
+                self._be_patient(1 / max(event.steps_per_s, 1e-6))
+                self._map_memory(event.layout)
+            case messages.TrainerProgress():
+                self._be_patient(event.step_s)
         return event
+
+    def _be_patient(self, step_s: float) -> None:
+        self._slowest_step_s = max(self._slowest_step_s, step_s)
+        self._patience_s = self._floor_s + self._silence_steps * self._slowest_step_s
+
+    def _map_memory(self, layout: Layout) -> None:
+        spec, (codes_fd, *ring_fd) = self._spec, self._memory
+        self._regions = CodeRegions(codes_fd, regions_of(spec, layout), writable=False)
+        if ring_fd:
+            codec, num_values = get_codec(spec.pipeline.codec), math.prod(boundary_shape(spec))
+            self.boundaries = BoundaryRing(ring_fd[0], codec, num_values)
 
     def codes(self, region: int) -> memoryview:
         assert self._regions is not None

@@ -66,7 +66,7 @@ from .schedule import total_steps_of
 # --- what both share ------------------------------------------------------------------------------
 
 
-class Ledger:
+class TimeSpent:
     """Time of a trainer by its use: each moment counts for one, so the parts add up.
 
     Time outside every `on` counts as training.
@@ -156,7 +156,7 @@ class Sync(ABC):
     _spec: RunSpec
     _values: FragmentDeltas | FragmentSnapshots
     _emit: Callable[[SyncEvent], None]
-    _ledger: Ledger
+    _ledger: TimeSpent
 
     def __post_init__(self) -> None:
         self._clock_s = self._ledger.clock_s
@@ -433,7 +433,7 @@ def sync_of(
     spec: RunSpec,
     values: FragmentDeltas | FragmentSnapshots,
     emit: Callable[[SyncEvent], None],
-    ledger: Ledger,
+    ledger: TimeSpent,
 ) -> Sync:
     if isinstance(values, FragmentSnapshots):
         return FragmentSync(spec, values, emit, ledger)

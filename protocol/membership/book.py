@@ -271,7 +271,7 @@ class PeerBook:
         return self._conduct.get(peer_id, _Conduct()).score_at(now_s)
 
     def note(self, now_s: float, peer_id: str, fault: Fault) -> bool:
-        """Add a fault; whether the peer is ignored from now on, and was not before."""
+        """Add a fault. Returns whether the peer is ignored from now on, and was not before."""
         was_ignored, scores = self.is_ignored(now_s, peer_id), self._conduct
         own = scores.setdefault(peer_id, _Conduct())
         own.score, own.of_s = min(HIGHEST, own.score_at(now_s) + WEIGHTS[fault]), now_s
@@ -302,7 +302,7 @@ class PeerBook:
 
     # --- hearsay ----------------------------------------------------------------------------------
     def note_name(self, peer_id: str, teller: str) -> bool:
-        """A linked peer names one that is not known yet; whether its budget had room for it."""
+        """Keep a name that a linked peer told us. Returns whether that peer's budget had room."""
         self._forget_name(peer_id)  # the roster may have, on its own
         if not self._told_names.has_room(teller):
             return False
@@ -331,7 +331,7 @@ class PeerBook:
         return name.teller
 
     def ended(self, peer_id: str, teller: str | None) -> bool:
-        """An attempt is over; whether the peer is to be forgotten, since it never answers."""
+        """End an attempt. Returns whether the peer is to be forgotten, since it never answers."""
         if teller is None:
             return False
         self._dialled_names.give_back(teller)

@@ -57,7 +57,7 @@ class RecordTable:
         return self._places.taken
 
     def keep(self, now_s: float, place: bytes, peer_id: str, value: bytes, address: str) -> bool:
-        """Keep a peer's record that came from this address; whether it is kept now."""
+        """Keep a peer's record that came from this address. Returns whether it is kept now."""
         record = live_record_at(now_s, place, peer_id, value)
         if record is None:
             return False

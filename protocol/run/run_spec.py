@@ -14,13 +14,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import blake3
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    Field,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from protocol.errors import InvalidRunSpec

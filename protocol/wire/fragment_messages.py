@@ -11,7 +11,8 @@ owner's batch with base, contributors and the digest of its codes, and which con
 made of; the codes that follow may be those of some chunks only (`carried`). The digest of a chunk's
 codes is the root over its leaves (protocol/fragment/leaf_tree.py).
 
-What is about a group carries its digest (group.py); so does what an owner signs.
+What is about a group carries its digest (protocol/membership/group.py); so does what an owner
+signs.
 """
 
 from collections.abc import Callable, Iterable

@@ -104,5 +104,5 @@ def test_auto_compiles_no_model_whose_sequences_are_divided(monkeypatch):
     divided = FlatModel(module, CPU, compile="auto", context=context)
     assert not divided.is_compiled
     assert divided.notes == [
-        "the model is not compiled, for that was never tried on GPUs that divide sequences"
+        "the model is not compiled: that was never tried on GPUs that divide sequences"
     ]

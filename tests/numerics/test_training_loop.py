@@ -182,7 +182,7 @@ def test_a_compiler_that_fails_at_a_measurement_is_done_without_and_that_is_told
     script = run(world, order(0), *[PAUSE] * 3, Evaluate(0))
     (evaluated,), (told,) = script.of(Evaluated), script.of(StepChosen)
     assert evaluated.loss == pytest.approx(expected, rel=1e-6)
-    assert told.notes == ("the model is not compiled, for that failed: no such kernel",)
+    assert told.notes == ("the model is not compiled: it failed: no such kernel",)
     (closed,) = script.of(RoundClosed)
     assert closed.steps == 4
     assert not model.is_compiled

@@ -32,7 +32,7 @@ def test_the_network_of_an_address(address, prefix):
 
 
 def take(budget: Budget, *places: tuple[str, str]) -> list[bool]:
-    """Take these places where there is room; whether there was."""
+    """Take these places where there is room. Returns whether there was."""
     found = []
     for peer_id, address in places:
         found.append(budget.has_room(peer_id, address))

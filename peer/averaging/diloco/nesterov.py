@@ -258,7 +258,7 @@ def fused_step(
 ) -> bool:
     """Take the outer step of the chunk's values from `start` on; lengths and types are checked.
 
-    Returned is False, and nothing done, if no compiled loop fits. `keep` is as in `step_pieces`.
+    Does nothing and returns False if no compiled loop fits. `keep` is as in `step_pieces`.
     """
     fused = codec.fused_loops(WAY, [result_codes], vectors, start)
     if fused is None:

@@ -63,19 +63,19 @@ class FinalRounds:
         self.meeting: Meeting | None = None
         self.has_begun = False
 
-    async def goes_on(self, line: TrainerLine, held: "Sequence[FinalMeetings]") -> bool:
+    async def goes_on(self, line: TrainerLine, attended: "Sequence[FinalMeetings]") -> bool:
         """Whether there is one more meeting; `meeting` tells which. The first call plans them.
 
         Raises:
             JoinAgain: the others have ended the run without us.
         """
         if not self.has_begun:
-            await self._begin(line, held)
+            await self._begin(line, attended)
         if self._planned:
             self.meeting = self._planned.pop(0)
             return True
         self.meeting = None
-        disagreements = max(meetings.disagreements for meetings in held)
+        disagreements = max(each.disagreements for each in attended)
         if self._num_random < self._is_alone + disagreements:
             self._num_random += 1
             return True
@@ -83,7 +83,7 @@ class FinalRounds:
             join_the_finished(self._view.alive(trio.current_time()))
         return False
 
-    async def _begin(self, line: TrainerLine, held: "Sequence[FinalMeetings]") -> None:
+    async def _begin(self, line: TrainerLine, attended: "Sequence[FinalMeetings]") -> None:
         await self._validation.wait_idle()
         await self._validation.begin(line, self._facts.round)
         await self._validation.wait_idle()
@@ -93,13 +93,13 @@ class FinalRounds:
         self._candidates.announce(None)
         if self._wanted:
             facts.now_doing("waiting for the others to finish training")
-            await self._plan(held)
+            await self._plan(attended)
         self.has_begun = True
 
-    async def _plan(self, held: "Sequence[FinalMeetings]") -> None:
+    async def _plan(self, attended: "Sequence[FinalMeetings]") -> None:
         roster = await self._roster()
         self._planned = list(meetings(roster, self._facts.peer_id))
-        for each in held:
+        for each in attended:
             each.begin(roster_digest(roster))
         self._is_alone = not self._planned  # then phi becomes theta
         self._events.emit(EventName.FINAL_AVERAGING, peers=len(roster), meetings=len(self._planned))

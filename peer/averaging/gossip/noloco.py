@@ -253,8 +253,15 @@ class PairRounds:
         lane, codes = self._averaging.lanes[sent.fragment], line.trainer.codes(sent.fragment)
         round_ = closed.round if closed else lane.outer.round + 1
         step, is_final = self._rounds.step if closed else sent.step, self._facts.training_averaged
-        told = sent.steps, sent.tokens, sent.digest
-        return OwnVector(round_, int(step), is_final, *told, codes)
+        return OwnVector(
+            round=round_,
+            step=int(step),
+            final=is_final,
+            steps=sent.steps,
+            tokens=sent.tokens,
+            digest=sent.digest,
+            payload=codes,
+        )
 
     async def _try(self, line: TrainerLine, sent: FragmentSent, own: OwnVector) -> float | None:
         """Ask the trainer what a merge would gain, if it is worth the time."""

@@ -32,13 +32,7 @@ from protocol.schedule.progress import BYTES, TaskProgress, Tell
 
 from .chats import ChatTemplate, Passage
 from .documents import Shard, ShardRead, documents, shards_of, text_passage
-from .packed import (
-    HELD_OUT_OF,
-    PART_BYTES,
-    InvalidCorpus,
-    token_dtype,
-    write_packed,
-)
+from .packed import HELD_OUT_OF, PART_BYTES, InvalidCorpus, token_dtype, write_packed
 from .tokenizer import Tokenizer, Tokens
 
 HELD_OUT_ROWS: Final = 10_000

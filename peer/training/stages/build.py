@@ -53,7 +53,7 @@ def graph_bytes(compute: StageCompute, given: torch.Tensor, *, embeds: bool) -> 
 
 
 def slots_for(graph: int, free: int) -> tuple[int, bool]:
-    """Microbatches of `graph` bytes, within the bounds; whether they fit."""
+    """Returns how many microbatches of `graph` bytes there are to be, and whether they fit."""
     slots = free // max(1, graph)
     return max(MIN_SLOTS, min(MAX_SLOTS, slots)), slots >= MIN_SLOTS
 

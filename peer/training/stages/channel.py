@@ -20,14 +20,7 @@ from peer.training.messages import Said, Stop, TrainerCommand
 from peer.training.pipe import SocketChannel
 from peer.training.ports import Interrupted
 from peer.training.shared import BoundaryRing
-from protocol.microbatch.trainer_messages import (
-    Drop,
-    Filled,
-    Finish,
-    Freed,
-    Resend,
-    StageCommand,
-)
+from protocol.microbatch.trainer_messages import Drop, Filled, Finish, Freed, Resend, StageCommand
 from protocol.wire.stage_messages import Direction
 
 

@@ -65,7 +65,7 @@ def test_the_longer_of_two_pulls_an_average_as_far_as_four_of_the_other_would():
 
 
 def write(outer, value: float, cycle: int) -> bool:
-    """Apply a result that holds this everywhere; whether it was taken."""
+    """Apply a result that holds this everywhere. Returns whether it was taken."""
     codes = memoryview(codes_of(outer, 0, value))
     base = outer.first_stamps()[FRAGMENT][0]
     result = arrived(cycle, base, ResultRank(3, short_digest(codes)), codes)

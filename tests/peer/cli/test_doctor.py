@@ -211,7 +211,7 @@ def test_of_a_running_peer(
             "problems": [asdict(problem)],
         }
 
-    monkeypatch.setattr(doctor, "told", status)
+    monkeypatch.setattr(doctor, "ask_now", status)
     monkeypatch.setattr(doctor, "machine_findings", lambda _: [])
     done = CliRunner().invoke(app, ["doctor", "--home", str(tmp_path)])
     assert done.exit_code == code, done.output

@@ -116,7 +116,7 @@ def test_an_expert_that_nobody_tells_of_is_named_and_the_others_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nobody = ControlFailed("no peer that we see trains it")
-    monkeypatch.setattr(evaluate, "told", told_by(nobody))
+    monkeypatch.setattr(evaluate, "ask_now", told_by(nobody))
     home = home_of(spec_of(), tmp_path)
     assert said_of(home, 1, "code").check == "nobody told: no peer that we see trains it"
     with pytest.raises(LocoError, match="no expert has measured a domain yet; try again"):
@@ -129,7 +129,7 @@ def test_json_has_losses_by_expert_and_rule(
     values = b64encode(claims(1, 1.0).astype("<f4").tobytes()).decode()
     claim = {"stamp": STAMP, "step": 7, "log_probs": values}
     reply = {"peer": "12D3KooWpeer", "own": True, "claims": {"0": claim}}
-    monkeypatch.setattr(evaluate, "told", told_by(reply))
+    monkeypatch.setattr(evaluate, "ask_now", told_by(reply))
     show_evaluation(home_of(spec_of(), tmp_path), check=False, as_json=True)
     tree = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in tree["experts"]] == ["general", "code"]

@@ -121,7 +121,7 @@ def test_a_model_is_put_together_from_its_stages(
         assert asked == {"part": "stage/0", "padded_parameters": size, "peer": None}
         return {"path": str(other)}
 
-    monkeypatch.setattr(export, "told", fetched)
+    monkeypatch.setattr(export, "ask_now", fetched)
     export_state(OwnState(home, {"path": str(state), "part": "stage/1"}), tmp_path / "hf")
     assert not other.exists()
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").state_dict()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from preset_files import preset_toml
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
@@ -24,7 +25,6 @@ from peer.cli.new import (
     SET_BY_START,
     TUNING,
     preset_spec,
-    preset_toml,
     toml_of,
     write_new,
 )

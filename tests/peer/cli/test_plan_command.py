@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from preset_files import preset_toml
 from typer.testing import CliRunner
 
 from peer.cli.app import app
-from peer.cli.new import preset_toml
 from peer.cli.options import PlanOptions, read_spec
 from peer.cli.plan import question_of
 from protocol.pipeline.problem import PathRules

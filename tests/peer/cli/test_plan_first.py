@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from preset_files import preset_toml
 from typer.testing import CliRunner
 
 from peer.cli.app import app
-from peer.cli.new import preset_toml
 from protocol.run.needs import flops_per_token
 from protocol.run.run_spec import parse_toml
 

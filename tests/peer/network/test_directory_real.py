@@ -74,7 +74,7 @@ async def asked(network, peer_id, question, *expected):
 
 
 async def thrown(network, peer_id, data):
-    """Send bytes as a question; whether they were answered by anything but the stream's end."""
+    """Send bytes as a question. Returns whether anything but the stream's end answered."""
     stream = await network.open_stream(peer_id, DIRECTORY)
     try:
         await stream.send_all(data)

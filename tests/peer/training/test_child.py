@@ -233,7 +233,7 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch, tmp_path):
     fit_micro_batch(stepper, np.zeros((4, 9), np.int64))
     assert not compiled.is_compiled
     (note,) = compiled.notes
-    assert note.startswith("the model is not compiled, for that failed: ")
+    assert note.startswith("the model is not compiled: it failed: ")
     assert "c++" in note
     strict = FlatModel(initial_module(TINY, 256), torch.device("cpu"), compile=True)
     stepper = Stepper(strict, inner_optimizer(strict, TINY.optimizer, "fp32"), "fp32", 4)

@@ -14,10 +14,11 @@ import numpy.typing as npt
 import pytest
 import torch
 import trio
+from preset_files import preset_toml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from peer.cli.new import METHODS, PRESETS, preset_toml
+from peer.cli.new import METHODS, PRESETS
 from peer.training.child_process import SpareChild, spare_child
 from peer.training.corpus.folder import prepare_corpus
 from peer.training.messages import (

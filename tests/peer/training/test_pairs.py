@@ -14,7 +14,7 @@ from peer.training.fragments import FragmentDeltas, regions_of, values_of
 from peer.training.messages import TrainRound
 from peer.training.ports import NonFinite, WrongCommand
 from peer.training.shared import CodeRegions
-from peer.training.sync import Ledger, PairSync
+from peer.training.sync import PairSync, TimeSpent
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
 from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge, Try, Yield
 from simulation.trainer import ToyWeights, simulated_layout
@@ -60,7 +60,7 @@ class Loop:
         values: Any = NoValues()
         self.values = values
         self.events: list[Any] = []
-        self.sync = PairSync(spec_of(), values, self.events.append, Ledger(lambda: 0.0))
+        self.sync = PairSync(spec_of(), values, self.events.append, TimeSpent(lambda: 0.0))
         self.sync.load()
 
     def of(self, kind: type) -> list[Any]:
@@ -69,7 +69,7 @@ class Loop:
     def train(
         self, start_step: float, steps: int, stride: float = 1.0, answer: bool = True
     ) -> TrainRound:
-        """Steps of one round; whether all that is sent comes back at once."""
+        """Do the steps of one round. With `answer` all that is sent comes back at once."""
         order = self.begin(start_step, steps, stride)
         for step in range(1, steps + 1):
             assert not self.sync.holds_training

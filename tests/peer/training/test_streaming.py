@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.training.messages import TrainRound
-from peer.training.sync import FragmentSync, Ledger
+from peer.training.sync import FragmentSync, TimeSpent
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.sections import DilocoSection
 from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge, Yield
@@ -53,7 +53,7 @@ class Loop:
         spec = RunSpec(sync=SyncSection(method="diloco", inner_steps=H, diloco=section))
         self.delays, self.yields = list(delays), list(yields)
         self.turn = self.steps = 0
-        self.sync = FragmentSync(spec, snapshots, self.emit, Ledger(lambda: float(self.turn)))
+        self.sync = FragmentSync(spec, snapshots, self.emit, TimeSpent(lambda: float(self.turn)))
         self.waiting: list[tuple[int, Merge]] = []
         self.sent: list[tuple[FragmentSent, int]] = []
         self.merged: list[tuple[FragmentMerged, int]] = []
@@ -70,7 +70,7 @@ class Loop:
                 self.waiting.append((self.turn + delay, Merge(fragment, None, (), (1,), (0,))))
 
     def take_a_turn(self):
-        """What commands have come; whether a step may be done."""
+        """Obey the commands that have come. Returns whether a step may be done."""
         self.turn += 1
         due = [command for when, command in self.waiting if when <= self.turn]
         self.waiting = [(when, command) for when, command in self.waiting if when > self.turn]
