@@ -150,15 +150,8 @@ class _Reader:
     talk: Conversation
     requests: int = 0
     state: KeptState | None = None
+    content: str = ""  # the state whose chunks were asked for last; chunks_left bounds them
     chunks_left: int = 0
-
-    def goes_on(self, request: Message) -> bool:
-        """Whether more is asked for of the state that is read; `chunks_left` bounds that."""
-        return (
-            isinstance(request, content_messages.GetParts)
-            and self.state is not None
-            and request.content == self.state.manifest.root
-        )
 
     def reads(self, state: KeptState) -> None:
         if state is not self.state:
@@ -232,7 +225,10 @@ class ContentService:
                     content_messages.GetParts,
                     timeout_s=ANSWER_S if reader.state is None else PINNED_REQUEST_S,
                 )
-                reader.requests += not reader.goes_on(request)
+                reader.requests += not (
+                    isinstance(request, content_messages.GetParts)
+                    and request.content == reader.content
+                )
                 if reader.requests > MAX_READER_REQUESTS:
                     sentence = f"{MAX_READER_REQUESTS} requests on one stream are enough"
                     await talk.refuse(RefusalReason.TOO_MANY, sentence)
@@ -320,6 +316,7 @@ class ContentService:
         found = (states.by_root.get(request.content) for states in all_states)
         if (state := next(filter(None, found), None)) is None:
             raise Refused(RefusalReason.UNAVAILABLE, REPLACED)
+        reader.content = request.content
         reader.reads(state)
         for index in request.parts:
             if index >= len(state.manifest.digests):
