@@ -240,7 +240,7 @@ class DataPeerCore(StageCore):
 
     # --- what peers say ---------------------------------------------------------------------------
     def peers_changed(self, relays: RelaysByStage, now_s: float, *, trained: bool) -> list[Command]:
-        """Take the peers of each stage from the second on, sorted, and whether the run is trained."""
+        """Take the sorted peers of each later stage, and whether the run is trained."""
         come, gone = self._relays.update(relays)
         self._relays.trained = trained
         self._relays.odd = self.checks.left_out(self._relays.all, now_s)
