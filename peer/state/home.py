@@ -146,6 +146,7 @@ class Home:
         self.state_dir = self.root / "state"
         self.checkpoints_dir = self.root / "checkpoints"
         self.old_runs_dir = self.root / "old-runs"
+        self._moving_dir = self.old_runs_dir / "moving"
         self.cache_dir = self.root / "cache"
         self.track_dir = self.root / "track"
         self.log_dir = self.root / "log"
@@ -196,6 +197,8 @@ class Home:
             os.pwrite(descriptor, json.dumps(about).encode(), 0)
             self._lock = descriptor
             try:
+                if self._moving_dir.exists():
+                    self._end_move()
                 yield
             finally:
                 os.ftruncate(descriptor, 0)
@@ -361,42 +364,57 @@ class Home:
         """Make room for another run: move what belongs to this one to a folder of `old-runs`.
 
         The founder's key goes with it: one spec signed by one key is one run. Where a `successor`
-        takes its place, the home is of one of the two whenever that is cut off. Returns the folder;
-        None where there is no run. Raises HomeError.
+        takes its place, the home is of one of the two whenever that is cut off: `locked` takes the
+        files back, or lets them go. Returns the folder; None where there is no run. Raises
+        HomeError.
         """
         signed = self.run()
         if signed is None:
             return None
-        old = self._place_for(signed.run_id)
+        moving = self._moving_dir
         try:
-            old.mkdir(parents=True, exist_ok=True)
+            moving.mkdir(parents=True, exist_ok=True)
             for path in (
                 self.checkpoints_dir,
                 self.admission_path,
                 self.neighbours_path,
                 self.expert_path,
                 self.founder_key_path,
+                *([self.successor_path] if successor is None else []),
             ):
                 if path.exists():
-                    path.replace(old / path.name)
+                    path.replace(moving / path.name)
+            replace_file(moving / self.run_path.name, run_file(signed))
             if successor is None:
-                self.successor_path.unlink(missing_ok=True)
-                self.run_path.replace(old / self.run_path.name)  # last: until then it is the home's
+                self.run_path.unlink()
             else:
-                replace_file(old / self.run_path.name, run_file(signed))
                 replace_file(self.run_path, run_file(successor))
+            return self._let_go(signed.run_id)
         except OSError as error:
-            raise HomeError(f"cannot move the run's files to {old}: {error.strerror}") from error
-        return old
+            raise HomeError(f"cannot move the run's files to {moving}: {error.strerror}") from error
 
-    def _place_for(self, run_id: str) -> Path:
-        """A folder without a whole run; a move that was cut off is completed there."""
-        places = (f"{run_id}-{again}" if again else run_id for again in itertools.count())
-        return next(
-            old
-            for old in (self.old_runs_dir / name for name in places)
-            if not (old / self.run_path.name).exists()
-        )
+    def _end_move(self) -> None:
+        """End what `put_run_away` had begun when it was cut off: `run.json` says which way."""
+        try:
+            moved = read_small(self._moving_dir / self.run_path.name)
+            run, left = self.run(), None if moved is None else parse_run(moved)
+            if left is not None and (run is None or run.run_id != left.run_id):
+                self._let_go(left.run_id)
+                return
+            for path in self._moving_dir.iterdir():
+                if path.name == self.run_path.name:
+                    path.unlink()
+                else:
+                    path.replace(self.root / path.name)
+            self._moving_dir.rmdir()
+        except (OSError, ValueError) as error:
+            raise HomeError(f"cannot end the move of {self._moving_dir}: {error}") from error
+
+    def _let_go(self, run_id: str) -> Path:
+        """Give a run's files their place, in which no run of that id was put away before."""
+        names = (f"{run_id}-{again}" if again else run_id for again in itertools.count())
+        place = next(each for name in names if not (each := self.old_runs_dir / name).exists())
+        return self._moving_dir.rename(place)
 
 
 def read_small(path: Path) -> bytes | None:

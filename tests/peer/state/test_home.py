@@ -1,11 +1,14 @@
 """The home: one daemon, one run, and everything still there after a crash."""
 
+import itertools
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -206,6 +209,66 @@ def test_a_damaged_run_file_is_refused(home: Home, change) -> None:
     home.run_path.write_text(change(text))
     with pytest.raises(HomeError, match="damaged"):
         home.run()
+
+
+FILES_OF_A_RUN = ("checkpoints/000001-step-50/manifest.json", "admission", "founder.key")
+
+
+class Killed(BaseException): ...
+
+
+def killed_at(call: int, patch: pytest.MonkeyPatch) -> None:
+    """End the process, as it were, at one of the changes of names that come now."""
+    calls = itertools.count()
+
+    def counted(change: Callable[..., object]) -> Callable[..., object]:
+        def made(*args: Any) -> object:
+            if next(calls) == call:
+                raise Killed
+            return change(*args)
+
+        return made
+
+    for name in ("replace", "rename", "unlink", "rmdir"):
+        patch.setattr(Path, name, counted(getattr(Path, name)))
+    patch.setattr("peer.state.home.replace_file", counted(replace_file))
+
+
+def has_files(folder: Path) -> bool:
+    there = [(folder / name).exists() for name in FILES_OF_A_RUN]
+    assert len(set(there)) == 1, "all of them are in one place"
+    return there[0]
+
+
+@pytest.mark.parametrize("successor", [None, signed(2)], ids=["new run", "successor"])
+@pytest.mark.parametrize("again", [None, 0, 1, 2, 3])
+def test_a_move_to_another_run_that_is_cut_off_is_taken_back_or_ended(
+    home: Home, successor: SignedSpec | None, again: int | None
+) -> None:
+    """Killed at each change of a name, and `again` while the next start sets that right."""
+    old = signed(1)
+    home.bind_run(old)
+    for name in FILES_OF_A_RUN:
+        (home.root / name).parent.mkdir(exist_ok=True, parents=True)
+        (home.root / name).touch()
+    for call in itertools.count():
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+            killed_at(call, patch)
+            home.put_run_away(successor)
+        if again is not None:
+            with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+                killed_at(again, patch)
+                with home.locked():
+                    pass
+        with home.locked():
+            is_old = home.run() == old
+            assert is_old == has_files(home.root)
+            if not is_old:
+                break
+    assert call > len(FILES_OF_A_RUN), "all but the last change are taken back"
+    assert home.run() == successor
+    assert has_files(place := home.old_runs_dir / old.run_id)
+    assert (place / "run.json").is_file()
 
 
 def test_a_home_that_is_a_file_is_refused(tmp_path: Path) -> None:
