@@ -13,7 +13,7 @@
     peer.toml         optional configuration, written by the user
     neighbours.json   peers that were linked recently (kept_files.py)
     checkpoints/      what the run goes on from (checkpoints.py)
-    old-runs/         what belonged to runs before this one, by run id
+    old-runs/         what belonged to runs before this one, by run id; `moving` is on its way there
     state/  cache/    weights for joiners; blobs by digest
     track/            curves that other programs keep here (--track)
     log/events.jsonl  the event log
