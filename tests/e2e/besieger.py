@@ -23,7 +23,8 @@ from typing import Final
 
 import trio
 
-sys.path.append(str(Path(__file__).parents[1]))
+# The root too: in tests/, where that comes first, `peer` is a folder that is no package.
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 from bare_libp2p import MULTISTREAM, SYN, TLS, Bare, agree_on, bare_connection, dial, frame, said
 from missiles import framed, hello, missiles
