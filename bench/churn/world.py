@@ -17,7 +17,7 @@ from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import Drop, Filled, Finish, Resend
 from protocol.outcomes import RefusalReason
-from protocol.pipeline.problem import NO_SWAPS
+from protocol.pipeline.problem import PathRules
 from protocol.routing.routers import RandomRouter
 from protocol.wire.stage_messages import Direction, Hop, Microbatch, Noted, Notice
 
@@ -58,7 +58,7 @@ class ChurnWorld:
         visited = setting.relay_stages + 1
         for i in range(setting.data_peers):
             name = f"data-{i}"
-            core = policy.core(name, RandomRouter(name, seed, visited, NO_SWAPS), PATIENCE_S)
+            core = policy.core(name, RandomRouter(name, seed, visited, PathRules()), PATIENCE_S)
             self.machines[name] = Machine(name, core, i % setting.replicas)
         for name in sorted(self.known):
             self.machines[name] = Machine(name, RelayCore(SLOTS, PATIENCE_S), 0)

@@ -2,8 +2,8 @@
 
 Both choose among the machines of the next stage while microbatches are under way. Stages are
 arranged by cost (genetic.py), as neither says who should hold what beyond how many. What is skipped
-is not their choice: orders of stages are dealt out evenly beforehand, rising, so that no paths
-block each other; with every stage visited it is the choice as it is described.
+is not their choice: orders of stages are dealt out evenly beforehand; with every stage visited it
+is the choice as it is described.
 
     SWARM (Ryabinin et al. 2023): a data peer keeps a heap of the machines of each stage, by the
         load that it expects to have given them: it takes the least, adds the time that a task
@@ -104,15 +104,14 @@ def _way_home_us(problem: Problem, origin: int, path: RelayNumbers) -> int:
 
 
 def _dealt(problem: Problem, quotas: Mapping[int, int]) -> Iterator[tuple[int, Stages]]:
-    """Data peers in turn, each with a rising order of stages, so that shares come out even."""
-    every = stage_orders(problem.num_stages, problem.visited, problem.rules)
-    rising = [order for order in every if list(order) == sorted(order)]
+    """Data peers in turn, each with an order of stages, so that shares come out even."""
+    orders = stage_orders(problem.num_stages, problem.visited, problem.rules)
     left = [problem.stage_cap] * problem.num_stages
     paths = sum(quotas.values())
     for turn in range(max(quotas.values())):
         for origin in (o for o, quota in quotas.items() if quota > turn):
             paths -= 1
-            order = max(rising, key=lambda o: (_leaves_enough(o, left, paths), _room(o, left)))
+            order = max(orders, key=lambda o: (_leaves_enough(o, left, paths), _room(o, left)))
             for stage in order:
                 left[stage] -= 1
             yield origin, order

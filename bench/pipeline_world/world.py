@@ -10,9 +10,9 @@ from bench.link_table import Link, LinkTable
 from peer.codec import get_codec
 from peer.training.shared import SLOTS, boundary_shape
 from protocol.pipeline.problem import (
-    NO_SWAPS,
     THOUSAND,
     US_PER_S,
+    PathRules,
     PipelinePeer,
     Problem,
     StageWork,
@@ -93,7 +93,7 @@ class World:
             STAGE_SIZES,
             VISITED,
             MICROBATCHES,
-            NO_SWAPS,
+            PathRules(),
             queued_links=True,
         )
 

@@ -1,1 +1,1 @@
-"""Training over stages in one process: what skipping, swapping, coding and delay do to learning."""
+"""Training over stages in one process: what skipping, coding and delay do to learning."""

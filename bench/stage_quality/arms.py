@@ -5,7 +5,6 @@ order, and boundaries travel in bf16. All arms but the opponents change one fact
 
     opponents     full visits all stages; full-same-clock does so for as long as `skip` takes;
                   small has four stages and visits all: as many layers for each token as `skip`
-    reordering    swaps: neighbours may change places, within SkipPipe's limits
     violations    cc1 skips stage 0's layers as any other's (embedding and head stay where they are:
                   no path can leave them out); cc2 uses stages 1 and 2 twice as often as 4 and 5;
                   cc3 visits its stages in any order
@@ -13,7 +12,7 @@ order, and boundaries travel in bf16. All arms but the opponents change one fact
     boundaries    int8
     delay         late: gradients are those of the weights one update ago (PipeDream-2BW)
 
-Apart from these eleven: `global-clip` clips by the norm of the whole gradient, where the others'
+Apart from these ten: `global-clip` clips by the norm of the whole gradient, where the others'
 stages clip each by its own; `skip` and `late` are trained at half the learning rate, too, and
 `late` at a quarter of it, with less momentum, and with gradients at the weights that one more
 update like the last would give (`foretold`: SpecTrain, arXiv 1809.02839), this at half the rate as
@@ -31,7 +30,7 @@ from typing import Final, Literal
 
 from .settings import COLUMNS, STAGES, VISITED
 
-Routes = Literal["turns", "swaps", "skip-first", "unequal", "any-order"]
+Routes = Literal["turns", "skip-first", "unequal", "any-order"]
 Mixing = Literal["columns", "random"]
 
 
@@ -83,7 +82,6 @@ _MAIN: Final = (
     StageArm(FULL, visited=STAGES),
     StageArm(SAME_CLOCK, visited=STAGES, clock_of=SKIP),
     StageArm(SMALL, stages=VISITED),
-    StageArm("swaps", routes="swaps"),
     StageArm("full-every-10", full_every=10),
     StageArm("late", late=1),
     StageArm("int8", codec="int8"),
@@ -115,5 +113,5 @@ ARMS: Final = {arm.name: arm for arm in (*_MAIN, *_BESIDE, *_COLUMNS)}
 MAIN_ARMS: Final = tuple(arm.name for arm in _MAIN)
 QUICK_ARMS: Final = (SKIP, FULL, SAME_CLOCK, SMALL)
 """What a minute is enough for."""
-DECIDING_ARMS: Final = (SKIP, FULL, SMALL, SAME_CLOCK, "int8", "full-every-10", "swaps")
+DECIDING_ARMS: Final = (SKIP, FULL, SMALL, SAME_CLOCK, "int8", "full-every-10")
 """Arms that decide how a run should be set up: they are trained with three seeds."""

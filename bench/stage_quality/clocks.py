@@ -5,7 +5,7 @@ microbatches, a boundary of 33.6 MB in bf16. The study's model is far smaller; o
 these times count, where a full pipeline is compared with a skipping one for the same time.
 
     full          six stages, all visited
-    skip          four of six visited, no swaps; `swaps` with SkipPipe's limits
+    skip          four of six visited
     small         the machines on four stages, five each, all visited
     late          the plan of `skip`, never flushed
     int8          boundaries of half the bytes
@@ -19,7 +19,7 @@ from bench.pipeline.columns import at_full_depth
 from bench.pipeline.late import steady_us
 from bench.planner_settings import WORK, published_problem
 from protocol.pipeline.planner import plan
-from protocol.pipeline.problem import US_PER_S, PathRules
+from protocol.pipeline.problem import US_PER_S
 from protocol.pipeline.simulator import Simulator
 from protocol.run.ways import CODECS
 
@@ -27,17 +27,16 @@ from .arms import ARMS, StageArm
 
 EVALUATIONS: Final = 3000
 _SIZES: Final = {6: (5, 3, 3, 3, 3, 3), 4: (5, 5, 5, 5)}
-_IN_ORDER: Final = PathRules(max_swaps=0, max_swap_distance=0, max_swap_sum=0)
 
 
 def iteration_s(arm: StageArm) -> float | None:
     """Seconds of an iteration; None of an arm that breaks what plans keep, or has columns."""
     if arm.columns > 1 or arm.routes in ("skip-first", "unequal", "any-order"):
         return None
-    usual_s = _planned_s(arm.stages, arm.visited, arm.routes == "swaps", arm.codec, arm.late > 0)
+    usual_s = _planned_s(arm.stages, arm.visited, arm.codec, arm.late > 0)
     if not arm.full_every:
         return usual_s
-    full_s = _planned_s(arm.stages, arm.stages, False, arm.codec, arm.late > 0)
+    full_s = _planned_s(arm.stages, arm.stages, arm.codec, arm.late > 0)
     return usual_s + (full_s - usual_s) / arm.full_every
 
 
@@ -52,14 +51,12 @@ def steps_of(arm: StageArm, steps: int) -> int:
 
 
 @cache
-def _planned_s(stages: int, visited: int, swaps: bool, codec: str, late: bool) -> float:
+def _planned_s(stages: int, visited: int, codec: str, late: bool) -> float:
     codes = CODECS[codec].bytes_per_value / CODECS["bf16"].bytes_per_value
     work = replace(WORK, boundary_bytes=round(WORK.boundary_bytes * codes))
     problem = replace(published_problem(visited, sizes=_SIZES[stages]), work=work)
     if visited == stages:
         problem = at_full_depth(problem)
-    elif not swaps:
-        problem = replace(problem, rules=_IN_ORDER)
     planned = plan(problem, EVALUATIONS)
     found_us = steady_us(Simulator(problem), planned.plan) if late else planned.makespan_us
     assert found_us is not None, "a plan that blocks itself"

@@ -69,7 +69,6 @@ def goals(runs: Runs) -> list[Goal]:
         *_difference(runs, SKIP, FULL, "after as many steps", at_most=0.02),
         *_difference(runs, SKIP, SAME_CLOCK, "in the same time", at_most=0.0),
         *_difference(runs, SKIP, SMALL, "with as much compute per token", at_most=0.0),
-        *_difference(runs, "swaps", SKIP, at_most=0.02),
         *_difference(runs, "full-every-10", SKIP, at_most=0.0),
         *_difference(runs, "late", SKIP, at_most=0.02),
         *_difference(runs, "int8", SKIP, at_most=0.01),

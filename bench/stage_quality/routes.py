@@ -4,21 +4,16 @@ A route names the stages whose layers a microbatch goes through, stage 0 among t
 through its layers. Embedding, last norm and head are at stage 0 and in every route.
 
     turns         all choices of so many relay stages in turn, so that each is used alike
-    swaps         the same choices of stages, each in one of the orders that SkipPipe's limits allow
-                  (protocol/pipeline/problem.py), drawn anew for each microbatch
-    any-order     the same in any order at all
+    any-order     the same choices of stages in any order at all, drawn anew for each microbatch
     unequal       ten fixed choices: of ten microbatches, stages 1 and 2 train eight each, stage 3
                   six, stages 4 and 5 four each
     skip-first    all choices of four of the six stages in turn, stage 0 as any other
 """
 
-from collections import defaultdict
 from itertools import combinations
 from typing import Final
 
 import numpy as np
-
-from protocol.pipeline.problem import PathRules, stage_orders
 
 from .arms import StageArm
 from .settings import STAGES, VISITED
@@ -37,10 +32,6 @@ class Routes:
     def __init__(self, arm: StageArm, seed: int) -> None:
         self._arm = arm
         self._random = np.random.default_rng([seed, 5])
-        self._orders: dict[frozenset[int], list[Route]] = defaultdict(list)
-        if arm.routes == "swaps":
-            for order in stage_orders(arm.stages, arm.visited, PathRules()):
-                self._orders[frozenset(order)].append(order)
 
     def of_iteration(self, iteration: int, microbatches: int) -> list[Route]:
         """A route for each microbatch."""
@@ -57,9 +48,6 @@ class Routes:
         return [(0, *self._ordered(choices[turn % len(choices)])) for turn in turns]
 
     def _ordered(self, relays: Route) -> Route:
-        if self._arm.routes == "swaps":
-            orders = self._orders[frozenset(relays)]
-            return orders[self._random.integers(len(orders))]
         if self._arm.routes == "any-order":
             return tuple(self._random.permutation(relays).tolist())
         return relays

@@ -211,6 +211,9 @@ class StageExchange:
             return Refusal(RefusalReason.UNAVAILABLE, sentence)
         if isinstance(message, Hop):
             message.check(sender, self._peer_id)
+            if not message.path.rises:  # an honest relay may pass on a path that another made
+                sentence = f"stages must rise along a path, not be {message.path.stages}"
+                return Refusal(RefusalReason.IMPLAUSIBLE, sentence)
         return None
 
     async def _take(self, talk: Conversation, hop: Hop, sender: PeerId) -> None:

@@ -18,7 +18,6 @@ from protocol.microbatch.relay import RelayCore
 from protocol.routing.routers import PlannedRouter, RandomRouter, plan_of, router_of
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import DATA_STAGE
-from protocol.run.needs import MIN_SLOTS
 
 from .exchange import PATIENCE_S, StageExchange
 from .peers import StagePeers
@@ -36,7 +35,7 @@ def exchange_of(
     if stage != DATA_STAGE:
         relay = RelayRole(amended, peers, services)
         return StageExchange(relay, amended, stage, peers, services, plan)
-    router = router_of(amended.founding, services.network.peer_id, MIN_SLOTS)
+    router = router_of(amended.founding, services.network.peer_id)
     planned = router if isinstance(router, PlannedRouter) else None
     data_peer = DataPeerRole(router, peers, services)
     return StageExchange(data_peer, amended, stage, peers, services, plan, planned)

@@ -28,9 +28,7 @@ peers number and the relays keep apart:
      A score belongs to no iteration. It goes through once: no gradient is taken for it, and it is
      forgotten after `patience_s`.
   6. A microbatch holds a slot at every relay that it has passed while it waits for the next one.
-     Where paths go back to lower stages, some slots are left to those that are nearer to their
-     end: a microbatch with c descents ahead of it gets a slot only while for each d from
-     0 to c fewer than slots - d are held that have d or more ahead.
+     Stages rise along a path (CC3, protocol/pipeline/problem.py); an offer of another is refused.
   7. A boundary that cannot be right (sizes.py) is refused. Its data peer is told at once who sent
      it, and has the microbatch go another way.
 
@@ -38,13 +36,11 @@ Invariants: a microbatch's gradient counts once at most (it is held once, its na
 it is done, and in a later attempt it is computed without being added); at most `slots` are held; an
 iteration that all data peers announced ends, because its forwards need only the same iteration
 elsewhere, no later one takes their slots, and slots are not waited for in a circle. The last
-follows from rule 6: let (-c, stage) be the rank of a slot that a microbatch takes with c descents
-ahead. Along a path ranks rise. If one with c ahead waits for a slot, then for some d up to c just
-slots - d are held with d or more ahead; rule 6 lets fewer than that be held with more than c ahead,
-so the holder of one of them has c or fewer, and if it waits, it waits for a higher rank. So among
-all that wait, those with the highest rank wait for one that does not. (Dally and Seitz keep packets
-from blocking each other in a circle by such an order of channels: IEEE Trans. Computers C-36(5),
-1987.) What is held of an attempt before waits for no slot: it is forgotten.
+follows from rule 6: who holds a slot of one stage and waits for another waits for a higher stage.
+So among all that wait, those for the highest stage wait for slots whose holders wait for none.
+(Dally and Seitz keep packets from blocking each other in a circle by such an order of channels:
+IEEE Trans. Computers C-36(5), 1987.) What is held of an attempt before waits for no slot: it is
+forgotten.
 """
 
 import math
@@ -201,8 +197,6 @@ class RelayCore(StageCore):
             if held is not None and refusal is None:
                 held.is_welcome = True
             return [AnswerOffer(ticket, refusal)]
-        if hop.descents_ahead >= self._slots:
-            refusal = RefusalReason.UNAVAILABLE
         if refusal is None and len(self._waiting) >= MAX_WAITING:
             self.counts[MicrobatchEvent.BUSY] += 1
             refusal = RefusalReason.BUSY
@@ -324,14 +318,6 @@ class RelayCore(StageCore):
         is_twice = is_here or (microbatch, hop.attempt) in self._ended
         return RefusalReason.TWICE if is_twice and hop.direction is Direction.FORWARD else None
 
-    def _has_slot(self, hop: Hop) -> bool:
-        """Whether there is a slot for a microbatch with as many descents ahead of it (rule 6)."""
-        held = [each.hop.descents_ahead for each in self._held.values()]
-        return all(
-            sum(each >= least for each in held) < self._slots - least
-            for least in range(hop.descents_ahead + 1)
-        )
-
     # --- decisions --------------------------------------------------------------------------------
     def _refuse(self, which: Callable[[Hop], bool]) -> list[Command]:
         refused = {ticket: hop for ticket, hop in self._waiting.items() if which(hop)}
@@ -374,7 +360,7 @@ class RelayCore(StageCore):
         for ticket, hop in sorted(self._waiting.items(), key=lambda each: not each[1].attempt):
             refusal = self._refusal(hop)
             is_due = self._current.is_of(hop) and hop.microbatch not in self._held
-            if refusal is None and is_due and self._has_slot(hop):
+            if refusal is None and is_due and len(self._held) < self._slots:
                 adds = hop.direction is Direction.FORWARD and hop.microbatch not in self._added
                 held = HeldMicrobatch(self._next_number, hop, adds)
                 self._held[hop.microbatch], self._next_number = held, self._next_number + 1

@@ -17,7 +17,7 @@ First plans for paths alone: wave by wave (as many microbatches as a data peer h
 peers choose paths, those with the dearest cheapest path first, because they decide when the
 iteration ends. Each takes the cheapest path that leaves enough for the others, by wave and by
 iteration: R paths of m visits can be dealt from visits v_s exactly when sum over s of min(v_s, R)
->= R * m, as a path takes at most one visit of each stage (limits of order aside). A relay has a
+>= R * m, as a path takes at most one visit of each stage (limits of jumps aside). A relay has a
 share of its stage's visits in each wave, by its speed; else the nearest would get everything.
 
 First plans for all together: every data peer gets relays of its own, near to it. The best of
@@ -32,8 +32,8 @@ several is taken.
    machines. Backtracking finds them; labels change no price.
 4. Visits move from stages that have more than their share (CC2) to stages with room: the path that
    pays least for it, in detour and in work that the new machine has already, goes to a machine of
-   the other stage, all its machines in their cheapest legal order. Every step takes one visit off
-   the excess, so it ends; where no path can change, there is no such plan.
+   the other stage. Every step takes one visit off the excess, so it ends; where no path can change,
+   there is no such plan.
 
 Data peers for whom there are too few machines to form a group rest at first.
 
@@ -49,7 +49,16 @@ from typing import Final, NamedTuple
 
 from protocol.errors import LocalProtocolError
 
-from .problem import THOUSAND, Draws, Problem, RelayNumbers, Stages, cheapest_relays, stage_orders
+from .problem import (
+    THOUSAND,
+    Draws,
+    Problem,
+    RelayNumbers,
+    Stages,
+    cheapest_relays,
+    stage_orders,
+    within,
+)
 from .simulator import Order, Plan, Simulator, jobs_of
 
 
@@ -73,46 +82,32 @@ def hop_prices(problem: Problem) -> list[list[int]]:
 
 
 class Legal:
-    """The legal orders of stages, also by the set of their stages, and the prices of hops."""
+    """The legal orders of stages, and the prices of hops."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.orders: Sequence[Stages] = stage_orders(
             problem.num_stages, problem.visited, problem.rules
         )
-        self.by_set: dict[frozenset[int], list[Stages]] = {}
-        for order in self.orders:
-            self.by_set.setdefault(frozenset(order), []).append(order)
         self.prices = hop_prices(problem)
 
     def cheapest(
         self, origin: int, machines: Mapping[int, Sequence[int]]
     ) -> tuple[int, RelayNumbers] | None:
         """The cheapest path over one machine of each of these stages; None where none is legal."""
-        orders = self.by_set.get(frozenset(machines), ())
-        found = [
-            cheapest_relays(origin, [machines[stage] for stage in order], self.prices)
-            for order in orders
-        ]
-        return min(filter(None, found), default=None)
+        order = tuple(sorted(machines))
+        if not within(order, self.problem.rules):
+            return None
+        return cheapest_relays(origin, [machines[stage] for stage in order], self.prices)
 
 
 # --- first plans for paths alone ------------------------------------------------------------------
 RATE_UNIT: Final = 1 << 50
 
 
-def first_paths(
-    legal: Legal, stages: tuple[int, ...], quotas: Mapping[int, int], *, rising: bool = False
-) -> Plan:
-    """A legal plan for this arrangement, with these quotas of microbatches.
-
-    Args:
-        rising: whether paths visit stages in rising order alone.
-
-    Raises NoPlan.
-    """
-    orders = [order for order in legal.orders if not rising or list(order) == sorted(order)]
-    dealer = _Dealer(legal, stages, orders, sum(quotas.values()))
+def first_paths(legal: Legal, stages: tuple[int, ...], quotas: Mapping[int, int]) -> Plan:
+    """A legal plan for this arrangement, with these quotas of microbatches. Raises NoPlan."""
+    dealer = _Dealer(legal, stages, sum(quotas.values()))
     paths: dict[int, list[RelayNumbers]] = {origin: [] for origin in quotas}
     peers = legal.problem.peers
     while wave := sum(min(peers[o].slots, quotas[o] - len(paths[o])) for o in quotas):
@@ -127,12 +122,10 @@ def _plan_of(stages: tuple[int, ...], paths: Mapping[int, Sequence[RelayNumbers]
 
 
 class _Dealer:
-    def __init__(
-        self, legal: Legal, stages: tuple[int, ...], orders: Sequence[Stages], microbatches: int
-    ) -> None:
+    def __init__(self, legal: Legal, stages: tuple[int, ...], microbatches: int) -> None:
         self.problem = problem = legal.problem
         self.stages = stages
-        self.orders = orders
+        self.orders = legal.orders
         self.prices = legal.prices
         self.members: list[list[int]] = [[] for _ in problem.stage_sizes]
         for machine, stage in enumerate(stages):
@@ -392,12 +385,6 @@ class Moves:
         other = self.draws.of(replicas)
         return put(plan, [(origin, place, (*path[:at], other, *path[at + 1 :]))])
 
-    def reorder(self, plan: Plan, origin: int) -> Plan | None:
-        place, path = self._pick(plan, origin)
-        by_stage = {plan.stages[relay]: relay for relay in path}
-        order = self.draws.of(self.legal.by_set[frozenset(by_stage)])
-        return put(plan, [(origin, place, tuple(by_stage[stage] for stage in order))])
-
     def exchange_stage(self, plan: Plan, origin: int) -> Plan | None:
         place, path = self._pick(plan, origin)
         their_origin = self.any_sender(plan)
@@ -467,7 +454,7 @@ def shifted(plan: Plan, origin: int, place: int, receiver: int) -> Plan:
 
 ChangePlan = Callable[[Moves, Plan, int], Plan | None]
 OF_PATHS: Final[tuple[ChangePlan, ...]] = (
-    Moves.change_relay, Moves.reorder, Moves.exchange_stage, Moves.exchange_path
+    Moves.change_relay, Moves.exchange_stage, Moves.exchange_path
 )  # fmt: skip
 OF_ALL: Final[tuple[ChangePlan, ...]] = (*OF_PATHS, Moves.exchange_machines, Moves.shift_quota)
 
@@ -626,15 +613,7 @@ class LocalSearch(_Search):
             return None
 
     def dealt(self, stages: tuple[int, ...], quotas: Mapping[int, int]) -> Plan:
-        """First paths that end: in rising order of stages, where others would block each other.
-
-        Paths that visit stages in rising order cannot wait for each other in a circle. Raises
-        NoPlan.
-        """
-        plan = first_paths(self.legal, stages, quotas)
-        if self.price(plan) is None:
-            return first_paths(self.legal, stages, quotas, rising=True)
-        return plan
+        return first_paths(self.legal, stages, quotas)
 
 
 def even_quotas(problem: Problem, stages: Sequence[int], idle: int = 0) -> dict[int, int]:

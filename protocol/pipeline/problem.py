@@ -8,9 +8,9 @@ same path in reverse. `visited` = S is the full pipeline, fewer is SkipPipe.
     CC1  stage 0 is never skipped nor moved: each path begins and ends at its data peer
     CC2  every relay stage trains the same number of microbatches: at most the rounded-up mean
          plus `stage_slack`
-    CC3  order is disturbed within bounds: with frontier = the highest stage visited so far, a visit
-         below it is a swap of distance frontier - stage. Their number, their largest distance and
-         the sum of distances are bounded, and so is the jump |stage - frontier|
+    CC3  stages rise along a path, from each to the next by `max_jump` at most. SkipPipe's releases
+         let a few change places; that cost learning and saved no time
+         (docs/results/pipeline_learning.md)
     TC1  memory: a machine holds at most `slots` microbatches. A forward takes a slot, its backward
          frees it
     TC2  collisions: a machine does one thing at a time
@@ -21,11 +21,12 @@ A `Problem` is a snapshot of integers (microseconds, bytes, parts in a thousand)
 blake3 of its canonical bytes: JSON with sorted keys. All that hold it compute the same plan.
 
 Source: SkipPipe (arXiv 2502.19913) and its published code, of which the constants of `StageWork`
-and both sets of limits are; the published versions differ, so all of them are fields.
+are, and the largest jump of its last release; that paths only skip, and never go back, is the rule
+of its later fork.
 
-Legal orders of stages are few (22 for six stages of which four are visited, with SkipPipe's
-limits), so they are enumerated once; a problem with too many is refused. The cheapest machines
-along one order are found by dynamic programming over the prices of hops, both ways.
+Legal orders of stages are few (10 for six stages of which four are visited), so they are enumerated
+once; a problem with too many is refused. The cheapest machines along one order are found by dynamic
+programming over the prices of hops, both ways.
 
 Draws come from SplitMix64 (Steele, Lea and Flood 2014), a mixed counter: the same on every machine,
 and no secret.
@@ -34,7 +35,7 @@ and no secret.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import accumulate, islice
+from itertools import islice, pairwise
 from typing import Final, TypeVar
 
 import blake3
@@ -94,17 +95,10 @@ class StageWork:
 
 @dataclass(frozen=True, slots=True)
 class PathRules:
-    """The limits of CC2 and CC3; those of SkipPipe's last release by default."""
+    """The limits of CC2 and CC3."""
 
-    max_swaps: int = 2
-    max_swap_distance: int = 1
-    max_swap_sum: int = 2
     max_jump: int = 4
     stage_slack: int = 0
-
-
-NO_SWAPS: Final = PathRules(max_swaps=0, max_swap_distance=0, max_swap_sum=0, max_jump=3)
-"""The limits of SkipPipe's later fork: stages may be skipped, never moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +190,7 @@ def stage_orders(num_stages: int, visited: int, rules: PathRules) -> tuple[Stage
     Raises:
         LocalProtocolError: there are none, or too many to enumerate.
     """
-    found = tuple(islice(_orders((), 0, num_stages, visited - 1, rules), MAX_ORDERS + 1))
+    found = tuple(islice(_orders((), num_stages, visited - 1, rules), MAX_ORDERS + 1))
     if not found or len(found) > MAX_ORDERS:
         raise LocalProtocolError(
             f"{'no' if not found else f'more than {MAX_ORDERS}'} orders to visit {visited} of"
@@ -207,9 +201,7 @@ def stage_orders(num_stages: int, visited: int, rules: PathRules) -> tuple[Stage
 
 def within(order: Stages, rules: PathRules) -> bool:
     """Whether stages may be visited in this order (CC3)."""
-    frontiers = accumulate((0, *order), max)
-    jumps = [abs(stage - frontier) for stage, frontier in zip(order, frontiers, strict=False)]
-    return max(jumps, default=0) <= rules.max_jump and _swaps_fit(order, rules)
+    return all(0 < after - before <= rules.max_jump for before, after in pairwise((0, *order)))
 
 
 def cheapest_relays(
@@ -238,30 +230,13 @@ def cheapest_relays(
     return min(closed, default=None)
 
 
-def _orders(
-    order: Stages, frontier: int, num_stages: int, left: int, rules: PathRules
-) -> Iterator[Stages]:
+def _orders(order: Stages, num_stages: int, left: int, rules: PathRules) -> Iterator[Stages]:
     if not left:
         yield order
         return
-    for stage in range(1, num_stages):
-        if stage not in order and abs(stage - frontier) <= rules.max_jump:
-            longer = (*order, stage)
-            if _swaps_fit(longer, rules):
-                yield from _orders(longer, max(frontier, stage), num_stages, left - 1, rules)
-
-
-def _swaps_fit(order: Stages, rules: PathRules) -> bool:
-    frontier, distances = 0, []
-    for stage in order:
-        if stage < frontier:
-            distances.append(frontier - stage)
-        frontier = max(frontier, stage)
-    return (
-        len(distances) <= rules.max_swaps
-        and max(distances, default=0) <= rules.max_swap_distance
-        and sum(distances) <= rules.max_swap_sum
-    )
+    before = order[-1] if order else 0
+    for stage in range(before + 1, min(before + rules.max_jump + 1, num_stages)):
+        yield from _orders((*order, stage), num_stages, left - 1, rules)
 
 
 # --- draws ----------------------------------------------------------------------------------------

@@ -245,12 +245,7 @@ def too_small_of(offers: Sequence[MachineOffer], state_bytes: int) -> tuple[Mach
 
 
 def rules_of(pipeline: PipelineSection) -> PathRules:
-    return PathRules(
-        max_swaps=pipeline.max_swaps,
-        max_swap_distance=pipeline.max_swap_distance,
-        max_swap_sum=pipeline.max_swap_sum,
-        max_jump=pipeline.max_jump,
-    )
+    return PathRules(max_jump=pipeline.max_jump)
 
 
 def check(question: PlanQuestion) -> None:

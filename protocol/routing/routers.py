@@ -3,9 +3,9 @@
 Random paths do not look at latencies, and use every stage alike: which stages a microbatch leaves
 out decides what it trains, so all relay stages must be visited equally often (CC2,
 protocol/pipeline/problem.py). Each microbatch takes the stages that its data peer has used least in
-this iteration, as far as the limits of paths allow (CC3); ties, the relay of a stage, and swaps are
-drawn. Draws are seeded with the run's seed, the data peer and the iteration: data peers do not move
-in step, and a run can be repeated.
+this iteration, as far as the limits of paths allow (CC3); ties and the relay of a stage are drawn.
+Draws are seeded with the run's seed, the data peer and the iteration: data peers do not move in
+step, and a run can be repeated.
 
 A stage that nobody holds is left out, as long as others are left for paths of that length. An
 iteration that would skip nothing then has paths like all others.
@@ -40,7 +40,7 @@ from protocol.run.run_spec import RunSpec
 from protocol.run.ways import CODECS
 from protocol.wire.stage_messages import Path, RelaysByStage
 
-from .snapshots import LinkSnapshot, Terms, within_slots
+from .snapshots import LinkSnapshot, Terms
 
 TRIES: Final = 16
 """Choices of stages drawn for a path, until one is within the limits."""
@@ -124,19 +124,10 @@ class RandomRouter:
                     for s in there}  # fmt: skip
             stages = tuple(sorted(sorted(there, key=rank.__getitem__)[:hops]))
             if len(stages) == hops and within(stages, self._rules):
-                return _through(self._swapped(stages, draws), relays, draws, used, kept)
+                return _through(stages, relays, draws, used, kept)
         stages = tuple(there[:hops])
         fits = len(stages) == hops and within(stages, self._rules)
         return _through(stages, relays, draws, used, kept) if fits else None
-
-    def _swapped(self, stages: Stages, draws: Draws) -> Stages:
-        """These stages with some neighbours exchanged, as far as that is legal."""
-        for _ in range(draws.below(self._rules.max_swaps + 1)):
-            place = draws.below(max(1, len(stages) - 1))
-            moved = (*stages[:place], *stages[place : place + 2][::-1], *stages[place + 2 :])
-            if within(moved, self._rules):
-                stages = moved
-        return stages
 
 
 def _through(
@@ -255,12 +246,8 @@ def terms_of(spec: RunSpec) -> Terms:
     )
 
 
-def router_of(spec: RunSpec, origin: str, slots: int) -> RandomRouter:
-    """The router of one data peer.
-
-    Args:
-        slots: that every relay has at least.
-    """
-    pipeline, rules = spec.pipeline, within_slots(rules_of(spec.pipeline), slots)
+def router_of(spec: RunSpec, origin: str) -> RandomRouter:
+    """The router of one data peer."""
+    pipeline, rules = spec.pipeline, rules_of(spec.pipeline)
     kind = PlannedRouter if pipeline.routing == "planned" else RandomRouter
     return kind(origin, spec.seed, pipeline.num_visited, rules, full_every=pipeline.full_every)

@@ -30,7 +30,7 @@ Proposals (no coordinator):
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median_low
 from typing import Final, Self
 
@@ -141,18 +141,9 @@ class LinkSnapshot:
             sizes,
             visited,
             terms.microbatches * sizes[0],
-            within_slots(terms.rules, min(each.slots for each in self.vectors if each.stage)),
+            terms.rules,
             queued_links=True,
         )
-
-
-def within_slots(rules: PathRules, slots: int) -> PathRules:
-    """The limits of paths over relays that have this many slots at least.
-
-    A path may have fewer descents than its relays have slots (protocol/microbatch/relay.py, rule
-    6), and every descent is a swap.
-    """
-    return replace(rules, max_swaps=min(rules.max_swaps, slots - 1))
 
 
 class _LinkTable:

@@ -57,6 +57,9 @@ KEYS_OF_WHOLE_MODELS: Final = ("gamma", "overlap")
 """Keys of [sync] that say nothing to pairs that average fragments."""
 GONE: Final = {
     "pipeline.codec = int4": "6613df92",
+    "pipeline.max_swap_distance": "d6cbf1c2",
+    "pipeline.max_swap_sum": "d6cbf1c2",
+    "pipeline.max_swaps": "d6cbf1c2",
     "sync.codec = e3m0": "6613df92",
     "sync.diloco.error_feedback": "6613df92",
     "sync.gasloc": "6613df92",

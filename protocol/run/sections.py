@@ -1,16 +1,10 @@
 """Sections of the run spec.
 
 protocol/pipeline/problem.py explains the words of [pipeline] and the rules of paths (CC1 to CC3).
-The limits differ between the published versions of SkipPipe:
-
-                                  max_swaps  max_swap_distance  max_swap_sum  max_jump
-    first release (February 2025)     1              1               2           -
-    last release (July 2025)          2              1               2           4
-    later fork (November 2025)        0              0               0           3
-
-The defaults are those of the last release, without swaps: they cost learning and saved no time
-(docs/results/pipeline_learning.md). The later fork lets every tenth iteration skip nothing
-(`full_every`); the releases have no such rule.
+Jumps may be as far as in SkipPipe's last release (4, July 2025); its later fork (November 2025)
+allows 3, and lets every tenth iteration skip nothing (`full_every`). The releases' swaps of stages,
+which the fork does not have, went: they cost learning and saved no time
+(docs/results/pipeline_learning.md).
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -65,7 +59,15 @@ class Section(BaseModel):
         if not isinstance(tree, dict):
             return tree
         whole = cls._completed(tree)
-        return {k: v for k, v in whole.items() if k not in cls.gone or v is not cls.gone[k]}
+        return {key: value for key, value in whole.items() if not cls._is_gone(key, value)}
+
+    @classmethod
+    def _is_gone(cls, key: str, value: Any) -> bool:
+        """Whether it says nothing any more; False is not 0."""
+        if key not in cls.gone:
+            return False
+        said = cls.gone[key]
+        return type(value) is type(said) and bool(value == said)
 
     @classmethod
     def _completed(cls, tree: dict[str, Any]) -> dict[str, Any]:
@@ -244,18 +246,14 @@ BOUNDARY_BITS: Final = {"fp32": 32, "bf16": 16, "int8": 8}
 
 
 class PipelineSection(Section):
+    gone: ClassVar = {"max_swaps": 0, "max_swap_distance": 1, "max_swap_sum": 2}
+
     stages: Annotated[int, Field(ge=1, le=MAX_STAGES)] = 1
     """Parts of the model, on separate machines; 1 is no pipeline."""
     visited: Annotated[int, Field(ge=2, le=MAX_STAGES)] | None = None
     """Stages that a microbatch passes through; three quarters when left out."""
-    max_swaps: Annotated[int, Field(ge=0, le=MAX_STAGES)] = 0
-    """Most visits of a path to a stage below one that it has passed."""
-    max_swap_distance: Annotated[int, Field(ge=0, le=MAX_STAGES)] = 1
-    """Largest distance of such a visit."""
-    max_swap_sum: Annotated[int, Field(ge=0, le=MAX_STAGES**2)] = 2
-    """Largest sum of these distances on a path."""
     max_jump: Annotated[int, Field(ge=1, le=MAX_STAGES)] = 4
-    """How far a path may go from the highest stage that it has passed."""
+    """How far a path may go from one stage to the next."""
     full_every: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """One iteration in this many skips no stage; 0: none."""
     codec: BoundaryCodec = "bf16"

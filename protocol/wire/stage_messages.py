@@ -14,9 +14,8 @@ and its gradient walks the same way back:
 A *hop* takes a microbatch to a place: with each, its activations (or their gradient) go from one
 peer to the next. A `score` is a forward that no gradient follows.
 
-A *path* is the relays in the order of the forward, with the stage of each. Stages may be left out,
-and visited in another order than they are numbered in, within the limits of the run spec (CC3,
-protocol/pipeline/problem.py). A hop to a lower stage is a *descent*.
+A *path* is the relays in the order of the forward, with the stage of each. Stages may be left out;
+those that are visited rise (CC3, protocol/pipeline/problem.py).
 
 A microbatch that is lost sets out again under its name, in the next *attempt*.
 """
@@ -75,6 +74,10 @@ class Path(Struct, frozen=True):
     stages: RelayStages
     plan: Digest | None = None
 
+    @property
+    def rises(self) -> bool:
+        return all(before < after for before, after in pairwise(self.stages))
+
 
 RelaysByStage = tuple[tuple[str, ...], ...]
 """The peers of each stage from the second on, sorted."""
@@ -111,12 +114,6 @@ class Hop(Message, frozen=True, tag="trip"):
         """That of the receiver, as the path says; None for the data peer."""
         at_relay = 1 <= self.place <= len(self.path.stages)
         return self.path.stages[self.place - 1] if at_relay else None
-
-    @property
-    def descents_ahead(self) -> int:
-        """Hops to a lower stage that follow on the way forward, once it is at that place."""
-        ahead = self.path.stages[max(0, self.place - 1) :]
-        return sum(after < before for before, after in pairwise(ahead))
 
     def check(self, sender: str, receiver: str) -> None:
         """Raise RemoteProtocolError where this is no hop from one peer to the other."""

@@ -62,7 +62,6 @@ beta = 1.0
 [pipeline]
 stages = 3
 visited = 3
-max_swaps = 0
 codec = "fp32"
 """
 

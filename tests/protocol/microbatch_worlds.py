@@ -17,7 +17,7 @@ from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import Drop, Filled, Finish, Resend
 from protocol.outcomes import RefusalReason
-from protocol.pipeline.problem import NO_SWAPS
+from protocol.pipeline.problem import PathRules
 from protocol.routing.routers import RandomRouter
 from protocol.wire.stage_messages import Announcement, Direction, Hop, Lost, Noted
 
@@ -25,6 +25,7 @@ PATIENCE_S = 30.0
 SLOTS = 3
 IN_FLIGHT = 2
 LOOKS = 0.05
+RULES = PathRules()
 
 
 @dataclass
@@ -91,7 +92,7 @@ class MicrobatchWorld:
         visited=3,
         microbatches=4,
         slots=SLOTS,
-        rules=NO_SWAPS,
+        rules=RULES,
         checks=None,
     ):
         self.random = random.Random(seed)

@@ -19,7 +19,7 @@ from protocol.microbatch.checks import (
     Differing,
 )
 from protocol.microbatch.data_peer import without_failed
-from protocol.pipeline.problem import NO_SWAPS
+from protocol.pipeline.problem import PathRules
 from protocol.routing.routers import RandomRouter
 from protocol.wire.stage_messages import Microbatch, Path, RelaysByStage
 
@@ -38,7 +38,7 @@ class Judge:
     def __init__(self, made, relays=STAGES, seed="secret", every=1):
         self.made, self.relays, self.every = made, relays, every
         self.checks = Checks(seed)
-        self.router = RandomRouter("data", 0, len(relays) + 1, NO_SWAPS)
+        self.router = RandomRouter("data", 0, len(relays) + 1, PathRules())
         self.found: list[Differing] = []
         self.checked = self.sent = 0
 

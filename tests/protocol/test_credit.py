@@ -8,7 +8,7 @@ from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import Drop, Filled, Freed
 from protocol.outcomes import RefusalReason
-from protocol.pipeline.problem import NO_SWAPS
+from protocol.pipeline.problem import PathRules
 from protocol.routing.routers import RandomRouter
 from protocol.wire.stage_messages import Direction, Hop, Lost, Microbatch, Path
 
@@ -66,7 +66,7 @@ def test_what_is_being_added_is_waited_for_and_comes_again_without_being_added(
 @pytest.fixture
 def data_peer() -> DataPeerCore:
     """One with a microbatch that has set out."""
-    core = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), PATIENCE_S)
+    core = DataPeerCore("data", RandomRouter("data", 0, 2, PathRules()), PATIENCE_S)
     core.peers_changed((("relay",),), 0.0, trained=True)
     core.begun(1, 0.0)
     (sent,) = core.produced(Direction.FORWARD, 0, 7, None, 0.0)
@@ -84,7 +84,7 @@ def test_a_data_peer_welcomes_a_hop_once(data_peer: DataPeerCore, hop: Hop) -> N
 
 
 def test_a_data_peer_welcomes_what_was_offered_ahead_once_until_it_breaks_off() -> None:
-    router = RandomRouter("data", 0, 2, NO_SWAPS)
+    router = RandomRouter("data", 0, 2, PathRules())
     core = DataPeerCore("data", router, PATIENCE_S, in_flight=1)
     core.peers_changed((("relay",),), 0.0, trained=True)
     core.begun(1, 0.0)
@@ -95,7 +95,7 @@ def test_a_data_peer_welcomes_what_was_offered_ahead_once_until_it_breaks_off() 
 
 
 def test_what_was_offered_ahead_under_a_name_that_a_relay_has_forgotten_is_taken_back() -> None:
-    router = RandomRouter("data", 0, 2, NO_SWAPS)
+    router = RandomRouter("data", 0, 2, PathRules())
     core = DataPeerCore("data", router, PATIENCE_S, in_flight=1)
     core.peers_changed((("relay",),), 0.0, trained=True)
     assert OfferAhead(FIRST) in core.begun(1, 0.0)

@@ -11,7 +11,7 @@ from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.iterations import MAX_LEAP
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import Finish
-from protocol.pipeline.problem import NO_SWAPS
+from protocol.pipeline.problem import PathRules
 from protocol.routing.routers import RandomRouter
 from protocol.wire.messages import decode_message
 from protocol.wire.stage_messages import Announcement, Noted
@@ -21,7 +21,7 @@ MORE_THAN_ALL = (1 << 63) - 1
 
 def next_after(told: dict[str, int], iterations: int = 1) -> int:
     """The iteration that a data peer sets out for, once relays have told of theirs."""
-    core = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), PATIENCE_S)
+    core = DataPeerCore("data", RandomRouter("data", 0, 2, PathRules()), PATIENCE_S)
     core.peers_changed((("a", "b", "c"),), 0.0, trained=True)
     for relay, iteration in told.items():
         core.noted(relay, Announcement(1), Noted(iteration))
@@ -38,7 +38,7 @@ def test_a_relay_that_tells_of_one_far_ahead_takes_no_data_peer_along() -> None:
 
 def test_a_stage_whose_only_relay_is_ahead_takes_data_peers_along() -> None:
     """It has waited in vain, while another stage had nobody; those of that one come anew."""
-    core = DataPeerCore("data", RandomRouter("data", 0, 3, NO_SWAPS), PATIENCE_S)
+    core = DataPeerCore("data", RandomRouter("data", 0, 3, PathRules()), PATIENCE_S)
     core.peers_changed((("waited",), ("b", "c")), 0.0, trained=True)
     for relay, iteration in {"waited": 48, "b": 5, "c": 5}.items():
         core.noted(relay, Announcement(1), Noted(iteration))
@@ -59,7 +59,7 @@ def test_a_data_peer_that_is_alone_takes_a_relay_a_leap_and_no_further() -> None
     relay.stepped(1.0)
     assert relay.iteration == 2 * MAX_LEAP
     # One that joins with it catches up, and goes on.
-    core = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), PATIENCE_S)
+    core = DataPeerCore("data", RandomRouter("data", 0, 2, PathRules()), PATIENCE_S)
     core.peers_changed((("a",),), 0.0, trained=True)
     for _ in range(2):
         core.noted("a", Announcement(1), Noted(relay.newest_for("data")))
@@ -94,7 +94,7 @@ def test_of_two_data_peers_the_one_that_is_new_is_told_where_the_other_is() -> N
     assert Finish() in relay.announced("new", 2, 1.0)
     assert relay.newest_for("new") == 5000
     assert relay.newest_for("old") == 2
-    core = DataPeerCore("new", RandomRouter("new", 0, 2, NO_SWAPS), PATIENCE_S)
+    core = DataPeerCore("new", RandomRouter("new", 0, 2, PathRules()), PATIENCE_S)
     core.peers_changed((("relay",),), 0.0, trained=True)
     core.noted("relay", Announcement(1), Noted(relay.newest_for("new")))
     assert SendNotice(("relay",), Announcement(5000)) in core.begun(1, 1.0)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S, MicrobatchWorld
 
 from protocol.microbatch.core import MicrobatchEvent
-from protocol.pipeline.problem import NO_SWAPS, PathRules
+from protocol.pipeline.problem import PathRules
 from protocol.routing.routers import RandomRouter
 from protocol.wire.stage_messages import Direction
 
@@ -73,14 +73,14 @@ def test_before_anything_is_trained_every_stage_is_waited_for():
 
 
 def test_it_is_waited_for_where_no_path_may_leave_it_out():
-    far = PathRules(max_swaps=0, max_jump=1)
+    far = PathRules(max_jump=1)
     for sizes in ({"visited": 4}, {"rules": far, "missing": "relay-1-0"}):
         core = begun(world_without(**sizes))
         assert not +core.counts, sizes
 
 
 def test_an_iteration_that_would_skip_nothing_skips_what_nobody_holds():
-    router = RandomRouter("me", 7, 3, NO_SWAPS, full_every=1)
+    router = RandomRouter("me", 7, 3, PathRules(), full_every=1)
     relays = (("a",), (), ("c",))
     paths = router.paths(1, 4, relays)
     assert {path.stages for path in paths} == {(1, 3)}

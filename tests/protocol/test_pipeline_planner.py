@@ -20,7 +20,7 @@ from bench.planner_settings import (
 from protocol.errors import LocalProtocolError
 from protocol.pipeline.pipelines import lower_bound_us
 from protocol.pipeline.planner import LocalSearch, NoPlan, plan, plan_paths, uncounted
-from protocol.pipeline.problem import NO_SWAPS, PathRules, stage_orders
+from protocol.pipeline.problem import PathRules, stage_orders
 from protocol.pipeline.simulator import Order, Simulator, jobs_of
 
 NEVER_US = 10**12
@@ -28,11 +28,11 @@ QUOTAS = dict.fromkeys(PARTITIONS[0], 6)
 
 
 @pytest.mark.slow
-def test_paths_on_the_published_arrangement_take_no_longer_than_skippipes():
+def test_paths_on_the_published_arrangement_are_near_those_of_skippipe_whose_stages_change_places():
     problem = published_problem()
     stages = published_plan(SKIPPIPE).stages
     planned = plan_paths(problem, stages, QUOTAS, 300)
-    assert planned.makespan_us / 1e6 <= 33.314
+    assert planned.makespan_us / 1e6 <= 1.06 * 33.314
     assert violations(problem, planned.plan) == []
     bound = arrangement_bound_us(problem, stages, QUOTAS)
     assert 0.9 * planned.makespan_us < bound <= planned.makespan_us
@@ -54,7 +54,7 @@ def test_the_same_snapshot_and_seed_give_the_same_bytes():
     digests = [plan(problem, 40).plan.digest(problem) for _ in range(2)]
     other = plan(problem, 40, seed=1).plan.digest(problem)
     assert digests[0] == digests[1] != other
-    assert digests[0] == "13a625c968a6932da87e84a4377ba37a"
+    assert digests[0] == "64a2d0d48b0f8b176402537d75e3f4ee"
 
 
 def test_a_search_begins_at_the_best_of_several_groupings():
@@ -116,7 +116,7 @@ def test_drawn_small_cases_are_as_good_as_brute_force():
     visited=st.integers(2, 5),
     microbatches=st.integers(1, 7),
     slots=st.integers(1, 3),
-    rules=st.sampled_from([PathRules(), NO_SWAPS, PathRules(stage_slack=1)]),
+    rules=st.sampled_from([PathRules(), PathRules(max_jump=3), PathRules(stage_slack=1)]),
     compute=st.lists(st.integers(1, 500_000), min_size=14, max_size=14),
 )
 @settings(max_examples=40, deadline=None)
@@ -134,12 +134,10 @@ def test_plans_never_break_a_constraint(sizes, visited, microbatches, slots, rul
 
 
 def test_orders_are_counted_as_in_the_reference():
-    no_swaps = PathRules(max_swaps=0)
-    assert len(stage_orders(6, 4, PathRules())) == 22
-    assert len(stage_orders(6, 4, no_swaps)) == 10
-    assert len(stage_orders(4, 3, PathRules())) == 5
+    assert len(stage_orders(6, 4, PathRules())) == 10
+    assert len(stage_orders(4, 3, PathRules())) == 3
     members = [list[int](), *([3 * s, 3 * s + 1, 3 * s + 2] for s in range(5))]
-    assert len(list(legal_paths(stage_orders(6, 4, PathRules()), members))) == 594
+    assert len(list(legal_paths(stage_orders(6, 4, PathRules()), members))) == 270
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import GONE_S, RelayCore
 from protocol.microbatch.trainer_messages import Drop, Filled, Freed
 from protocol.outcomes import RefusalReason
-from protocol.pipeline.problem import NO_SWAPS
+from protocol.pipeline.problem import PathRules
 from protocol.routing.routers import RandomRouter
 from protocol.wire.stage_messages import Direction, Hop, Lost, Microbatch, Noted, Path
 
@@ -103,7 +103,7 @@ def test_a_score_that_the_next_one_does_not_take_is_told_to_be_lost() -> None:
     assert isinstance(sent, SendBoundary)
     lost = SendNotice(("data",), Lost(hop(0).microbatch, failed="next"))
     assert relay.sent(sent.hop, 0.0, taken=False) == [lost]
-    router = RandomRouter("data", 0, 3, NO_SWAPS)
+    router = RandomRouter("data", 0, 3, PathRules())
     data_peer = DataPeerCore("data", router, PATIENCE_S)
     data_peer.peers_changed((("relay",), ("next",)), 0.0, trained=True)
     (score,) = data_peer.produced(Direction.SCORE, 0, 7, None, 0.0)
@@ -112,7 +112,7 @@ def test_a_score_that_the_next_one_does_not_take_is_told_to_be_lost() -> None:
 
 
 def test_a_trainer_that_dies_with_a_score_under_way_has_lost_no_gradient() -> None:
-    data_peer = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), PATIENCE_S)
+    data_peer = DataPeerCore("data", RandomRouter("data", 0, 2, PathRules()), PATIENCE_S)
     data_peer.peers_changed((("relay",),), 0.0, trained=True)
     data_peer.produced(Direction.SCORE, 0, 7, None, 0.0)
     (told,) = data_peer.restarted(2)

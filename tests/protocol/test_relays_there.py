@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from protocol.microbatch.core import MicrobatchEvent, SendBoundary
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.trainer_messages import Resend
-from protocol.pipeline.problem import NO_SWAPS
+from protocol.pipeline.problem import PathRules
 from protocol.routing.routers import RandomRouter
 from protocol.wire.stage_messages import Direction, Hop, Lost
 
@@ -13,7 +13,7 @@ BOTH = (("a", "b"),)
 
 
 def data_peer() -> DataPeerCore:
-    core = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), 30.0)
+    core = DataPeerCore("data", RandomRouter("data", 0, 2, PathRules()), 30.0)
     core.peers_changed(BOTH, 0.0, trained=True)
     return core
 

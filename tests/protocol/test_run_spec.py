@@ -449,11 +449,21 @@ def test_a_pipeline_travels() -> None:
     assert run_id_of(spec.to_bytes(), bytes(32)) != run_id_of(RunSpec().to_bytes(), bytes(32))
 
 
+def test_a_run_that_was_founded_when_stages_could_change_places_keeps_its_id() -> None:
+    """The id was written down before; at their defaults the keys are accepted, and say nothing."""
+    keys = "stages = 4\nmax_jump = 3\n"
+    spec = parse_toml(f"[pipeline]\n{keys}max_swaps = 0\nmax_swap_distance = 1\nmax_swap_sum = 2\n")
+    assert spec == parse_toml(f"[pipeline]\n{keys}") == parse_bytes(spec.to_bytes())
+    assert run_id_of(spec.to_bytes(), b"a" * 32) == "fc0b3ac60dde4a4526fb7798a058b309"
+    with pytest.raises(InvalidRunSpec, match="max_swaps.; it is gone: commit d6cbf1c2"):
+        parse_bytes(spec.to_bytes().replace(b'"max_swaps":0', b'"max_swaps":2'))
+
+
+SWAPS_GONE = "unknown key 'pipeline.max_swaps'; it is gone: commit d6cbf1c2 had it last"
+
+
 def test_limits_of_paths_are_those_of_the_planner() -> None:
-    pipeline, rules = RunSpec().pipeline, PathRules()
-    assert pipeline.max_swaps == 0 < rules.max_swaps
-    for key in ("max_swap_distance", "max_swap_sum", "max_jump"):
-        assert getattr(pipeline, key) == getattr(rules, key), key
+    assert RunSpec().pipeline.max_jump == PathRules().max_jump
     sizes = [BOUNDARY_BITS[codec] for codec in BOUNDARY_CODECS]
     assert sizes == [32, 16, 8]
 
@@ -475,7 +485,16 @@ def test_limits_of_paths_are_those_of_the_planner() -> None:
             "stages = 3\nvisited = 1",
             "pipeline.visited: must be greater than or equal to 2 (got 1)",
         ),
-        ("max_swaps = -1", "pipeline.max_swaps: must be greater than or equal to 0"),
+        ("max_swaps = 2", SWAPS_GONE),
+        ("max_swaps = false", SWAPS_GONE),
+        (
+            "max_swap_distance = 5",
+            "unknown key 'pipeline.max_swap_distance'; it is gone: commit d6cbf1c2 had it last",
+        ),
+        (
+            "max_swap_sum = 0",
+            "unknown key 'pipeline.max_swap_sum'; it is gone: commit d6cbf1c2 had it last",
+        ),
         ("max_jump = 0", "pipeline.max_jump: must be greater than or equal to 1 (got 0)"),
         ("full_every = -1", "pipeline.full_every: must be greater than or equal to 0"),
         ("codec = 'zip'", "pipeline.codec: must be 'fp32', 'bf16' or 'int8' (got 'zip')"),

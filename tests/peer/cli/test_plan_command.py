@@ -101,14 +101,12 @@ def test_without_a_pipeline_four_stages_are_planned_for(run_toml, tmp_path):
     assert (asked.stages, asked.visited, asked.full_every, asked.codec) == (4, 3, 0, "bf16")
     asked = question_of(read_spec(run_toml), few_machines(tmp_path, 3), None, PlanOptions())
     assert (asked.stages, asked.visited) == (3, 2)
-    assert asked.rules == PathRules(max_swaps=0)
+    assert asked.rules == PathRules()
 
 
 def test_limits_of_paths_come_from_the_run_spec(run_toml):
-    pipeline = PipelineSection(stages=4, max_swaps=1, max_swap_distance=2, max_swap_sum=3)
-    rules = rules_of(pipeline)
-    assert (rules.max_swaps, rules.max_swap_distance, rules.max_swap_sum) == (1, 2, 3)
-    assert rules.max_jump == 4
+    assert rules_of(PipelineSection(stages=4)).max_jump == 4
+    assert rules_of(PipelineSection(stages=4, max_jump=2)).max_jump == 2
 
 
 @pytest.mark.slow

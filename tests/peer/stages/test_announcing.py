@@ -11,7 +11,7 @@ import trio
 from peer.stages.exchange import StageExchange
 from protocol.microbatch.core import SendNotice
 from protocol.microbatch.data_peer import DataPeerCore
-from protocol.pipeline.problem import NO_SWAPS
+from protocol.pipeline.problem import PathRules
 from protocol.routing.routers import RandomRouter
 from protocol.wire.stage_messages import Announcement, Noted
 
@@ -27,7 +27,7 @@ def announcements(commands) -> list[tuple[tuple[str, ...], int]]:
 @pytest.fixture
 def core() -> DataPeerCore:
     """It has announced its first iteration to two relays."""
-    core = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), 30.0)
+    core = DataPeerCore("data", RandomRouter("data", 0, 2, PathRules()), 30.0)
     core.peers_changed((("a", "b"),), 0.0, trained=True)
     assert announcements(core.begun(1, 0.0)) == [(("a", "b"), 1)]
     return core

@@ -258,6 +258,24 @@ async def test_strangers_learn_nothing_and_break_nothing(autojump_clock):
         assert len(data_peer.trainer.came_back) == 12
 
 
+@pytest.mark.slow
+async def test_a_path_that_goes_back_to_a_lower_stage_is_refused(autojump_clock):
+    """Slots could be waited for in a circle. Some runs of older versions had such paths."""
+    async with (
+        StageWorld((1, 1, 1)).running() as world,
+        world.internet.open_network(STRANGER) as me,
+    ):
+        (first,), (second,) = world.of_stage(1), world.of_stage(2)
+        second.roster.heard(0.0, STRANGER, 1, progress=Progress("idle", group=group_of(0)))
+        await trio.sleep(0.5)
+        path = Path((second.peer_id, first.peer_id), (2, 1))
+        talk = await ask(world, me, second, replace(hop_to(second, STRANGER), path=path))
+        with pytest.raises(Refused, match="stages must rise along a path") as refused:
+            await talk.receive(Credit, timeout_s=5.0)
+        assert refused.value.reason is RefusalReason.IMPLAUSIBLE
+        await world.wait_done()
+
+
 @pytest.mark.parametrize("stages", [(1, 2), ()])
 def test_a_path_names_the_stage_of_each_relay(stages):
     hop = Hop(Microbatch(STRANGER, 1, 1), Direction.FORWARD, Path(("me",), (1,)), 1)
