@@ -12,8 +12,8 @@ protocol/membership/node_table.py; what a node keeps: record_table.py).
   own record too, and stores it again before it expires; nodes hand none on to each other.
 
 Store and get are best effort and raise nothing. A bug that others' answers find ends the search,
-and the table is begun anew; the peers that we entered by are asked first then, as they are where
-all nodes have fallen silent. No link or weight is concerned.
+and the table is begun anew; the peers that we entered by are asked first then, as they are where no
+node has answered yet, or all have fallen silent. No link or weight is concerned.
 """
 
 import time
@@ -61,6 +61,7 @@ class SharedTable:
         self._wall_clock = wall_clock
         self._offset_s = 0.0
         self._entry_peers: dict[PeerId, None] = {}
+        self._is_checking = False
         self.restarts = 0
         self.last_failure = ""
         self._begin()
@@ -104,12 +105,12 @@ class SharedTable:
         """Add the records that nodes have to those found. Returns who should keep one there.
 
         Args:
-            among: nodes to begin with, beside those that we know.
+            among: peers that we enter by, to begin with, beside the nodes that we know.
         """
-        search = NodeSearch(self._nodes, place)
-        search.hear([*among, *self._nodes.nearest(place)], trio.current_time())
-        if not self._nodes:
-            search.hear(self._entry_peers, trio.current_time())
+        now_s = trio.current_time()
+        first = among if among or self._nodes.has_proven() else self._entry_peers
+        search = NodeSearch(self._nodes, place, first)
+        search.hear([*first, *self._nodes.near(place, now_s)], now_s)
 
         async def ask(peer_id: PeerId) -> None:
             answer = await self._ask(peer_id, FindRecords(place), RecordsFound)
@@ -122,12 +123,13 @@ class SharedTable:
             ask_next()
 
         def ask_next() -> None:
-            for peer_id in search.next_asked():
+            for peer_id in search.next_asked(trio.current_time()):
                 nursery.start_soon(ask, peer_id)
 
         with self._surviving_bugs(), trio.move_on_after(SEARCH_S):
             async with trio.open_nursery() as nursery:
                 ask_next()
+        search.end(trio.current_time())
         return search.keepers()
 
     @contextmanager
@@ -141,13 +143,17 @@ class SharedTable:
             self.last_failure = repr(leaves(bugs)[0])
 
     async def _ask(
-        self, peer_id: PeerId, question: FindRecords | KeepRecord, expected: type[Reply]
+        self,
+        peer_id: PeerId,
+        question: FindRecords | KeepRecord,
+        expected: type[Reply],
+        timeout_s: float | None = None,
     ) -> Reply | None:
         """Put a question to a peer; None where it does not answer in time."""
         answer, address = None, ""
         if self._network.would_serve(peer_id):
             with (
-                trio.move_on_after(ASK_TIMEOUT_S),
+                trio.move_on_after(timeout_s or ASK_TIMEOUT_S),
                 suppress(LocoError, trio.BrokenResourceError, trio.ClosedResourceError),
             ):
                 stream = await self._network.open_stream(peer_id, DIRECTORY)
@@ -157,7 +163,7 @@ class SharedTable:
         if answer is None:
             self._nodes.silent(peer_id, trio.current_time())
             return None
-        self._nodes.answered(peer_id, address)
+        self._nodes.answered(peer_id, address, trio.current_time())
         if isinstance(answer, RecordsFound):
             for node in answer.nearest:
                 self._network.note_addresses(node.peer_id, node.addresses)
@@ -183,8 +189,26 @@ class SharedTable:
         """Answer one question of another peer."""
         talk, peer_id, address = Conversation(stream), stream.remote_peer_id, stream.remote_address
         question, _ = await talk.receive(FindRecords, KeepRecord, timeout_s=ANSWER_S)
-        self._nodes.asked(peer_id, address)
+        has_room = self._nodes.asked(peer_id, address, trio.current_time())
         await talk.send(self._answer(question, peer_id, address))
+        if not has_room:
+            await self._make_room()
+
+    async def _make_room(self) -> None:
+        """Ask the node that has not answered for longest: one that is silent leaves the table.
+
+        It has the time to be reached on a slow line, and only one is asked at once.
+        """
+        oldest = self._nodes.to_check(trio.current_time())
+        if oldest is None or self._is_checking:
+            return
+        self._is_checking = True
+        try:
+            with self._surviving_bugs():
+                question = FindRecords(place_of(oldest.encode()))
+                await self._ask(oldest, question, RecordsFound, timeout_s=ANSWER_S)
+        finally:
+            self._is_checking = False
 
     def _answer(
         self, question: FindRecords | KeepRecord, peer_id: PeerId, address: Address
@@ -195,7 +219,7 @@ class SharedTable:
         known = self._network.known_addresses
         return RecordsFound(
             tuple(FoundRecord(*each) for each in self._records.at(now_s, place).items()),
-            tuple(NearNode(name, known(name)) for name in self._nodes.nearest(place, but=peer_id)),
+            tuple(NearNode(name, known(name)) for name in self._nodes.told(place, but=peer_id)),
         )
 
 
