@@ -18,8 +18,7 @@ last piece is through on another.
 """
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -106,17 +105,6 @@ class AverageEnded:
     outcome: RoundOutcome
     match_s: float
     exchange_s: float
-
-
-@asynccontextmanager
-async def open_talk(network: Network, peer_id: PeerId) -> AsyncIterator[Conversation]:
-    """A new gossip stream to a peer. Raises StreamLost."""
-    stream = await network.open_stream(peer_id, GOSSIP)
-    try:
-        yield Conversation(stream)
-    finally:
-        with trio.move_on_after(1, shield=True):
-            await stream.aclose()
 
 
 # --- stripes --------------------------------------------------------------------------------------
@@ -303,7 +291,8 @@ class ExchangeSession:
 
     async def _carry(self, stripes: StripedTransfer) -> None:
         """Open a stripe, and keep it open until the exchange is over."""
-        async with open_talk(self._network, self.partner_id) as talk:
+        stream = await self._network.open_stream(self.partner_id, GOSSIP)
+        async with Conversation(stream) as talk:
             await talk.send(Join(self.name))
             await stripes.carry(talk)
             await trio.sleep_forever()

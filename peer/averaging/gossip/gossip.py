@@ -27,7 +27,7 @@ from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import AskSettled, Join, Propose, SettledOutcome, SettledReply
 from protocol.wire.versions import GOSSIP
 
-from .exchange_session import STALL_S, AverageEnded, OwnVector, RoundOutcome, Skipped, open_talk
+from .exchange_session import STALL_S, AverageEnded, OwnVector, RoundOutcome, Skipped
 from .exchanges import Agreement, Exchanges, HeldProposal, note_refused
 from .final_rounds import FinalMeetings
 from .packing import Packer
@@ -186,7 +186,8 @@ class Gossip:
         with trio.CancelScope() as scope:
             self._asking[peer_id, round_] = scope
             try:
-                async with open_talk(self.exchanges.network, peer_id) as talk:
+                stream = await self.exchanges.network.open_stream(peer_id, GOSSIP)
+                async with Conversation(stream) as talk:
                     proposal = self.agreement.proposal(attempt.own)
                     answer = await self.exchanges.ask(talk, proposal)
                     self._do(self._matchmaker.accepted(peer_id, round_))
