@@ -27,7 +27,7 @@ import trio
 
 from peer.network.conversation import Conversation, StreamStalled
 from peer.runtime import Network, PeerId
-from protocol.errors import LocoError, Refused, RemoteProtocolError, StreamLost
+from protocol.errors import LocalProtocolError, LocoError, Refused, RemoteProtocolError, StreamLost
 from protocol.gossip.exchange import ExchangeSide, Marks, map_of
 from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.limits import PIECE_BYTES
@@ -239,6 +239,8 @@ class ExchangeSession:
         with trio.CancelScope(deadline=deadline_s) as timer:
             try:
                 await self._run_all()
+            except* LocalProtocolError:
+                self.side.failed(SkipReason.OWN_MISTAKE)
             except* StreamStalled:
                 self.side.failed(SkipReason.PARTNER_STALLED)
             except* StreamLost:

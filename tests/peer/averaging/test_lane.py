@@ -183,8 +183,10 @@ def test_a_final_averaging_after_too_few_rounds_clips_nothing():
 
 def test_a_partner_without_a_vector_is_doubted_as_one_that_is_too_far_away():
     far, bad = averaged_with(9.0), Skipped(SkipReason.BAD_VECTOR, "other")
-    lost = Skipped(SkipReason.PARTNER_LOST, "other")
-    for outcome, doubted in ((far, ["other"]), (bad, ["other"]), (lost, [])):
+    lost, ours = (
+        Skipped(why, "other") for why in (SkipReason.PARTNER_LOST, SkipReason.OWN_MISTAKE)
+    )
+    for outcome, doubted in ((far, ["other"]), (bad, ["other"]), (lost, []), (ours, [])):
         _, doubts = step(outcome)
         assert doubts == doubted
         assert doubts.believed == 0

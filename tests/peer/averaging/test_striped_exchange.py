@@ -124,6 +124,20 @@ async def test_an_exchange_that_is_over_keeps_no_vector(
         assert [payload() for payload in payloads] == [None, None]
 
 
+@pytest.mark.parametrize("stripe_from_bytes", [2 * PIECE, STRIPE_FROM_BYTES])
+async def test_a_mistake_of_our_own_is_not_the_partners(
+    autojump_clock, small, monkeypatch, stripe_from_bytes
+):
+    monkeypatch.setattr(exchanges, "STRIPE_FROM_BYTES", stripe_from_bytes)
+    mistaken = replace(contribution(2), digest="what no partner would take")
+    async with two_networks() as (a, b), real_peer(a, 1) as one, real_peer(b, 2) as two:
+        two.own = mistaken
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.average)
+            nursery.start_soon(two.average, one.own)
+    assert two.outcome == Skipped(SkipReason.OWN_MISTAKE, a.peer_id)
+
+
 async def test_pieces_come_in_any_order_on_any_stream(autojump_clock, small):
     async with rogue() as (r, peer):
         theirs = bytearray(len(r.own.payload))
