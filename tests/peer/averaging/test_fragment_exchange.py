@@ -17,7 +17,6 @@ from peer.facts import Facts
 from peer.network.conversation import Conversation
 from peer.observe.events import EventLog
 from peer.rounds.services import Services
-from peer.runtime.work import SimulatedWork
 from protocol.diloco.collecting import MAX_COLLECT_S
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.peers import FragmentCounts
@@ -37,6 +36,7 @@ from protocol.wire.fragment_messages import (
 )
 from protocol.wire.versions import FRAGMENT as PROTOCOL
 from simulation.network import SimulatedInternet
+from simulation.work import SimulatedWork
 
 MAX_RETURN_S = 2 * MAX_COLLECT_S
 """The longest that a machine waits for its results."""

@@ -22,11 +22,11 @@ from peer.averaging.gossip.lane import EXPECTED_AT_FIRST, FARTHEST_WHOLE, PairLa
 from peer.averaging.gossip.outer_step import NolocoFactors, OuterState
 from peer.codec import get_codec
 from peer.facts import Facts
-from peer.runtime.work import SimulatedWork
 from protocol.gossip.final_averaging import Meeting
 from protocol.outcomes import SkipReason
 from protocol.plausible import CLIP, FIRST
 from protocol.run.run_spec import RunSpec
+from simulation.work import SimulatedWork
 
 P = 256
 PHI = 1.0

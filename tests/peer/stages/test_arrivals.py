@@ -8,7 +8,6 @@ import trio
 
 from peer.codec import BLOCK, get_codec
 from peer.network.conversation import Conversation, StreamStalled
-from peer.runtime.work import SimulatedWork
 from peer.stages.transfers import FLOOR_S, BoundaryReceiver, StageSession, Unusual
 from peer.training.shared import BoundaryRing, code_memory
 from protocol.address.peer_id import peer_id_from_public_key
@@ -21,6 +20,7 @@ from protocol.schedule.deadline import FIRST_OBSERVATIONS, WINDOW
 from protocol.wire.stage_messages import Boundary, BoundaryKept, Credit
 from protocol.wire.versions import STAGE
 from simulation.network import LinkModel, SimulatedInternet
+from simulation.work import SimulatedWork
 
 LINK = LinkModel(latency_s=0.1, bandwidth_bytes_per_s=1e6)
 US, THEM = (peer_id_from_public_key(bytes([n]) * 32) for n in (1, 2))
