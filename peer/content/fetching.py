@@ -250,6 +250,8 @@ async def fetch_from(network: Network, peer_id: PeerId) -> AsyncIterator[Content
 class StateDownload:
     """One state, put together from the chunks of its sources.
 
+    `ContentClient.description` has checked the size of what it is given.
+
     Args:
         slow_P, momentum_P: where the state goes; no state before `follow` has returned.
         own: digests of the chunks that the vectors hold already (`own_digests`).
@@ -269,7 +271,6 @@ class StateDownload:
         takes_any_replica: bool = False,
         lost_lag: float = math.inf,
     ) -> None:
-        self._size = slow_P.size
         self._memory = state_file.StateMemory(slow_P, momentum_P)
         units = state_file.units_of(slow_P.size) if takes_any_replica else None
         self.plan = StatePlan(own, units=units, lost_lag=lost_lag)
@@ -313,7 +314,6 @@ class StateDownload:
         Raises as `ContentClient`: this source failed, and another one may lead.
         """
         name = client.remote_peer_id
-        described.check(self._size)
         self.plan.follow_manifest(name, described.digests, described.scalars.step)
         try:
             await self._put_zeros(name, described)
@@ -330,7 +330,6 @@ class StateDownload:
         Raises as `ContentClient`: this source failed; the download goes on.
         """
         name = client.remote_peer_id
-        described.check(self._size)
         self.plan.add_helper(name, described.digests, described.scalars.step)
         self._tell()
         try:
