@@ -71,10 +71,10 @@ async def both_average(parameters: int) -> tuple[Peer, Peer, int]:
             nursery.start_soon(two.average, one.own)
             nursery.start_soon(one.average, two.own)
             while one.outcome is None or two.outcome is None:
-                most = max(most, a.statistics().open_streams)
+                most = max(most, len(a.streams))
                 await trio.sleep(0.01)
         await trio.sleep(1.0)
-        assert a.statistics().open_streams == b.statistics().open_streams == 0
+        assert len(a.streams) == len(b.streams) == 0
         return one, two, most
 
 
@@ -302,7 +302,7 @@ async def test_stripes_that_are_not_taken_lose_the_exchange(autojump_clock, smal
         await b.serve(GOSSIP, serve)
         await peer.average(contribution(2))
         assert skipped(peer) is SkipReason.PARTNER_LOST
-        assert a.statistics().open_streams == 0
+        assert len(a.streams) == 0
 
 
 async def test_more_stripes_than_proposed_are_no_agreement(autojump_clock):
@@ -346,4 +346,4 @@ async def test_cancelled_at_any_time_no_stream_is_left(autojump_clock, small, wh
         internet.kill(IDS[who])
         await trio.sleep(2 * STALL_S)
         assert (one, two)[1 - who].outcome is not None
-        assert networks[1 - who].statistics().open_streams == 0
+        assert len(networks[1 - who].streams) == 0
