@@ -41,12 +41,12 @@ from protocol.wire.versions import CONTENT
 
 from . import state_file
 
-ANSWER_S: Final = 30.0
-STALL_S: Final = 15.0
+CONTENT_ANSWER_S: Final = 30.0
+CONTENT_STALL_S: Final = 15.0
 """Longest silence of the other end where a message, or the rest of one, is due."""
 RATE_WINDOW_S: Final = 60.0
 WRITE_BYTES_PER_S: Final = 20e6
-"""The slowest disk that a state may be written to, once it has had ANSWER_S twice."""
+"""The slowest disk that a state may be written to, once it has had CONTENT_ANSWER_S twice."""
 
 A = TypeVar("A", bound=Message)
 
@@ -153,7 +153,7 @@ class ContentClient:
 
     async def description(self, expected: ExpectedState, size: int) -> state_file.StateManifest:
         """The chunks of the peer's present state, which is two vectors of `size` values."""
-        write_s = 2 * ANSWER_S + state_file.state_bytes(size) / WRITE_BYTES_PER_S
+        write_s = 2 * CONTENT_ANSWER_S + state_file.state_bytes(size) / WRITE_BYTES_PER_S
         request = content_messages.GetState(expected.group, expected.minimum_step)
         told, digests = await self._ask(
             request,
@@ -215,8 +215,8 @@ class ContentClient:
         """The next part that was asked for, not verified."""
         part, data = await self.talk.receive(
             content_messages.Part,
-            timeout_s=ANSWER_S,
-            stall_s=STALL_S,
+            timeout_s=CONTENT_ANSWER_S,
+            stall_s=CONTENT_STALL_S,
             max_payload_bytes=max_bytes,
             on_progress=moved,
         )
@@ -225,7 +225,7 @@ class ContentClient:
         return data
 
     async def _ask(
-        self, request: Message, answer: type[A], max_bytes: int, timeout_s: float = ANSWER_S
+        self, request: Message, answer: type[A], max_bytes: int, timeout_s: float = CONTENT_ANSWER_S
     ) -> tuple[A, bytes]:
         """The answer to one request, at the minimum rate from its first byte on."""
         await self.talk.send(request)
@@ -233,7 +233,7 @@ class ContentClient:
             return await self.talk.receive(
                 answer,
                 timeout_s=timeout_s,
-                stall_s=STALL_S,
+                stall_s=CONTENT_STALL_S,
                 max_payload_bytes=max_bytes,
                 on_progress=moved,
             )

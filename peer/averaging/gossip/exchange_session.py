@@ -46,7 +46,7 @@ from protocol.wire.versions import GOSSIP
 
 from .packing import Reading
 
-STALL_S: Final = 15.0
+GOSSIP_STALL_S: Final = 15.0
 """A stream on which no byte arrives for this long is given up."""
 
 
@@ -143,9 +143,9 @@ class StripedTransfer:
     async def watch(self) -> None:
         """Wait until their vector is whole. Raises StreamStalled."""
         while not self.whole.is_set():
-            stalled_s = self._last_byte_s + STALL_S
+            stalled_s = self._last_byte_s + GOSSIP_STALL_S
             if trio.current_time() >= stalled_s:
-                raise StreamStalled(f"no piece came for {STALL_S:g} s")
+                raise StreamStalled(f"no piece came for {GOSSIP_STALL_S:g} s")
             with trio.move_on_at(stalled_s):
                 await self.whole.wait()
 
@@ -336,8 +336,8 @@ class ExchangeSession:
             Blocks,
             place=place,
             max_payload_bytes=len(self._reading.into),
-            timeout_s=STALL_S if self._theirs is None else math.inf,
-            stall_s=STALL_S,
+            timeout_s=GOSSIP_STALL_S if self._theirs is None else math.inf,
+            stall_s=GOSSIP_STALL_S,
             on_progress=lambda _: self._may_send.set(),
         )
         match message:

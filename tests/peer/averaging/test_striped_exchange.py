@@ -26,7 +26,7 @@ from striped_worlds import (
 )
 
 from peer.averaging.gossip import exchanges
-from peer.averaging.gossip.exchange_session import STALL_S, Averaged, Skipped
+from peer.averaging.gossip.exchange_session import GOSSIP_STALL_S, Averaged, Skipped
 from peer.network.conversation import Conversation
 from protocol.errors import Refused, StreamLost
 from protocol.limits import INBOUND_STREAMS, MAX_STRIPES, STRIPE_FROM_BYTES
@@ -176,7 +176,7 @@ async def test_without_any_stripe_it_stalls_within_the_bound(autojump_clock, sma
         await r.say_head()
         accepted_s = trio.current_time()
     assert skipped(peer) is SkipReason.PARTNER_STALLED
-    assert peer.ended_s - accepted_s < STALL_S + 1
+    assert peer.ended_s - accepted_s < GOSSIP_STALL_S + 1
 
 
 async def test_a_stripe_that_falls_silent_stalls_the_exchange_only_if_all_do(autojump_clock, small):
@@ -185,12 +185,12 @@ async def test_a_stripe_that_falls_silent_stalls_the_exchange_only_if_all_do(aut
         await r.say_head()
         await r.say_piece(silent, 0)
         for start in r.starts()[1:-1]:
-            await trio.sleep(3 * STALL_S / len(r.starts()))
+            await trio.sleep(3 * GOSSIP_STALL_S / len(r.starts()))
             await r.say_piece(busy, start)
         assert peer.outcome is None
         last_s = trio.current_time()
     assert skipped(peer) is SkipReason.PARTNER_STALLED
-    assert STALL_S - 1 < peer.ended_s - last_s < STALL_S + 1
+    assert GOSSIP_STALL_S - 1 < peer.ended_s - last_s < GOSSIP_STALL_S + 1
 
 
 @pytest.mark.parametrize("whole_pieces", [0, 3])
@@ -276,7 +276,7 @@ async def test_stripes_beyond_the_bound_or_of_no_exchange_are_refused_alone(auto
 async def test_who_was_asked_sends_no_piece_before_the_other_has_begun(autojump_clock, small):
     async with rogue() as (r, peer):
         stripe = await r.join()
-        with trio.move_on_after(STALL_S / 2):
+        with trio.move_on_after(GOSSIP_STALL_S / 2):
             await stripe.receive(Piece)
             raise AssertionError("a piece for nobody")
         assert peer.outcome is None
@@ -344,6 +344,6 @@ async def test_cancelled_at_any_time_no_stream_is_left(autojump_clock, small, wh
         await trio.sleep(whole_s * eighths / 8)
         (one, two)[who].scope.cancel()
         internet.kill(IDS[who])
-        await trio.sleep(2 * STALL_S)
+        await trio.sleep(2 * GOSSIP_STALL_S)
         assert (one, two)[1 - who].outcome is not None
         assert len(networks[1 - who].streams) == 0
