@@ -131,8 +131,8 @@ class AveragingCpu:
 
 
 class RoundLength:
-    def __init__(self, inner_steps: int = FIRST_INNER_STEPS) -> None:
-        self.inner_steps = inner_steps
+    def __init__(self) -> None:
+        self.inner_steps = FIRST_INNER_STEPS
         self._wishes: deque[tuple[str, float]] = deque(maxlen=KEPT_WISHES)
 
     def averaged(self, partner_id: str, wish: float) -> bool:

@@ -36,11 +36,17 @@ def wishing(inner_steps: float, partner: str = "p") -> Average:
     return partner, wished(inner_steps * LINE_SHARE, 0.0, 1.0)
 
 
+def begun() -> RoundLength:
+    length = RoundLength()
+    length.inner_steps = START
+    return length
+
+
 def lived(
     wish_of: Callable[[int], Average], averages: int, length: RoundLength | None = None
 ) -> list[int]:
     """H after each of so many averages."""
-    length = length or RoundLength(START)
+    length = length or begun()
     found = []
     for number in range(averages):
         before = length.inner_steps
@@ -91,7 +97,7 @@ def test_a_trainer_does_not_stand_still_for_more_than_a_small_part_of_the_round(
 
 
 def test_a_line_that_becomes_slower_or_faster_is_followed() -> None:
-    length = RoundLength(START)
+    length = begun()
     assert lived(lambda _: wishing(20), KEPT_WISHES, length)[-1] == 20
     slower = lived(lambda _: wishing(80), KEPT_WISHES, length)
     assert slower[-1] == pytest.approx(80, rel=BAND)
@@ -143,7 +149,7 @@ def test_whatever_noise_does_it_is_off_by_no_more(
 def test_it_is_bounded_whatever_is_measured(
     averages: list[tuple[str, float, float, float]],
 ) -> None:
-    length = RoundLength(START)
+    length = begun()
     for partner, *times in averages:
         length.averaged(partner, wished(*times))
         assert LEAST_INNER_STEPS <= length.inner_steps <= MOST_INNER_STEPS

@@ -171,7 +171,9 @@ async def test_fragments_sent_together_are_checked_and_leave_in_that_order(autoj
     phi = np.zeros(layout.padded_parameters, np.float32)
     fragments = cut_fragments(layout, "sequential", 1)
     factors = NesterovFactors(1.0, 0.0)
-    world = World(OuterFragments(fragments, phi, phi.copy(), get_codec("fp32"), factors))
+    world = World(
+        OuterFragments(fragments, phi, phi.copy(), get_codec("fp32"), factors, lambda _: False)
+    )
     async with world.exchange() as exchange:
         for fragment in (2, 0, 1):
             codes = memoryview(bytes(world.outer.chunk_code_bytes(fragment, 0)))

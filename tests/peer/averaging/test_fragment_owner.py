@@ -28,7 +28,7 @@ class World:
         self.published: list[Averages] = []
         self.peers = Peers(IDS[0], 1)
         self.see(IDS)
-        self.context = Context(SendPlan(GROUP, 1), self.peers, self._average)
+        self.context = Context(SendPlan(GROUP, 1, lambda _: False), self.peers, self._average)
         self.owner = Owner(self.context)
         self.arithmetic = ChunkAverages(
             GROUP, IDS[0], 1, self.outer, IDENTITIES[0].sign, trims=False
