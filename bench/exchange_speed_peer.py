@@ -125,7 +125,7 @@ class SpeedPeer:
         self._phi_P = np.zeros(layout.padded_parameters, np.float32)
         self._v_P = np.zeros_like(self._phi_P)
         self._before = self._phi_P.copy(), self._v_P.copy()
-        outer = OuterFragments(fragments, self._phi_P, self._v_P, codec, FACTORS)
+        outer = OuterFragments(fragments, self._phi_P, self._v_P, codec, FACTORS, lambda _: False)
         self._codes = _encoded(outer, noise(layout.padded_parameters, index))
         self._record = ReturnedSends(len(fragments))
         services = Services(

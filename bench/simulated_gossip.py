@@ -22,12 +22,12 @@ from peer.averaging.gossip.exchanges import Agreement
 from peer.averaging.gossip.gossip import Gossip, GossipServer
 from peer.codec import get_codec
 from peer.observe.events import EventLog
-from peer.runtime.work import SimulatedWork
 from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.limits import MAX_LINKS
 from simulation.network import LinkModel, SimulatedInternet, SimulatedNetwork
 from simulation.swarm import identity_of
 from simulation.virtual_time import run_in_virtual_time
+from simulation.work import SimulatedWork
 
 from .company import INNER_STEPS, Neighbour, gossip_of
 

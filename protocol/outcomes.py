@@ -24,6 +24,8 @@ class SkipReason(StrEnum):
     """The average raises our loss, and helps less than those with others did of late."""
     UNSETTLED = "unsettled"
     """We hold the partner's vector but never learned whether it holds ours."""
+    OWN_MISTAKE = "own_mistake"
+    """We tried in the exchange what the protocol does not allow: a bug here."""
     LEAVING = "leaving"
 
 

@@ -6,12 +6,12 @@ and is not taken. What is let through moves us no further than a few times the u
 within the bounds has the pull of one peer, and one beyond them has none.
 
 Rules
-  1. The last WINDOW distances that were let through are kept. An occasion counts once: a distance
-     that replaces another stands in its place. In their middle each sender has one voice. The bound
-     is the middle times a factor: as many times as their scatter explains (BOUND.spreads median
-     absolute deviations of their logarithms), within BOUND; its largest holds as long as fewer than
-     MANY are there. So neither a calm time nor a wild one, nor a liar that makes some of them
-     large, makes it too narrow or too wide.
+  1. The last KEPT_AVERAGES distances that were let through are kept. An occasion counts once: a
+     distance that replaces another stands in its place. In their middle each sender has one voice.
+     The bound is the middle times a factor: as many times as their scatter explains (BOUND.spreads
+     median absolute deviations of their logarithms), within BOUND; its largest holds as long as
+     fewer than MANY are there. So neither a calm time nor a wild one, nor a liar that makes some of
+     them large, makes it too narrow or too wide.
   2. Before FIRST distances are there, the bound is the scale that the caller gives, which is wide:
      a peer that was elsewhere must be able to come back.
   3. Beyond some middles (within CLIP, by the scatter) a vector counts less, so that it pulls no
@@ -52,7 +52,8 @@ from typing import Final, NamedTuple
 
 from protocol.limits import MAX_LINKS
 
-WINDOW: Final = 16
+KEPT_AVERAGES: Final = 16
+"""Averages of which the distance, or the gain, is remembered."""
 FIRST: Final = 4
 MANY: Final = 8
 
@@ -93,7 +94,7 @@ class _Distance(NamedTuple):
 
 class Plausibility:
     def __init__(self) -> None:
-        self._seen: deque[_Distance] = deque(maxlen=WINDOW)
+        self._seen: deque[_Distance] = deque(maxlen=KEPT_AVERAGES)
         self._odd: deque[str] = deque(maxlen=ODD_TIMES)
         self._refused: dict[str, int] = {}
         self._steps = 0

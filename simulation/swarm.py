@@ -45,7 +45,6 @@ from peer.options.config import ConfigError, overlap_fault
 from peer.process.rejoin import JoinAgain
 from peer.rounds.loop import TrainingImpossible
 from peer.runtime import PeerId
-from peer.runtime.work import SimulatedWork
 from peer.state.checkpoints import CheckpointStore
 from peer.state.kept_files import Acquaintances, AdmissionFile
 from protocol.content.samples import Float32Vector
@@ -61,6 +60,7 @@ from simulation.network import (
     SimulatedNetwork,
 )
 from simulation.trainer import ToyProblem, simulated_layout
+from simulation.work import SimulatedWork
 
 from .machine import Gate, Machine, SimulatedProvision
 

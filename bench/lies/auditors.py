@@ -49,7 +49,9 @@ class Auditors:
         for identity in honest:
             peers = Peers(identity.peer_id, len(outer.fragments))
             peers.seen = GroupSeen(0, frozenset(names), {})
-            context = Context(SendPlan(GROUP, len(outer.fragments)), peers, self._wanted.append)
+            context = Context(
+                SendPlan(GROUP, len(outer.fragments), outer.is_last), peers, self._wanted.append
+            )
             self._audits.append(Audits(context, identity.sign(b"draws")[:32]))
 
     def without_lies(

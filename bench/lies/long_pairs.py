@@ -12,7 +12,7 @@ import torch
 from peer.averaging.gossip.lane import EXPECTED_AT_FIRST, FARTHEST_AT_FIRST, FARTHEST_WHOLE
 from protocol.gossip.matchmaking import RESTS, pair_rank
 from protocol.membership.book import BackOff
-from protocol.plausible import CLIP, WINDOW, Plausibility
+from protocol.plausible import CLIP, KEPT_AVERAGES, Plausibility
 
 from .arms import PEERS
 from .liars import JUST_BELOW
@@ -34,8 +34,8 @@ SLY_MARGIN: Final = 0.001
 class _Peer:
     def __init__(self) -> None:
         self.plausible, self.rest = Plausibility(), BackOff(*RESTS)
-        self.gains = deque[float](maxlen=WINDOW)
-        self.distances = deque[float](maxlen=WINDOW)
+        self.gains = deque[float](maxlen=KEPT_AVERAGES)
+        self.distances = deque[float](maxlen=KEPT_AVERAGES)
 
 
 class _Company:

@@ -26,12 +26,12 @@ from peer.averaging.gossip.lane import FARTHEST_AT_FIRST, PairLane
 from peer.averaging.gossip.outer_step import NolocoFactors, OuterState
 from peer.codec import Codec, get_codec
 from peer.facts import Facts
-from peer.runtime.work import SimulatedWork
 from protocol.gossip.final_averaging import Meeting
 from protocol.gossip.matchmaking import RESTS, pair_rank
 from protocol.membership.book import BackOff, Fault
 from protocol.outcomes import SkipReason
 from protocol.run.run_spec import RunSpec
+from simulation.work import SimulatedWork
 
 from .arms import HostileArm
 from .figures import Figures

@@ -41,12 +41,12 @@ from protocol.wire.versions import CONTENT
 
 from . import state_file
 
-ANSWER_S: Final = 30.0
-STALL_S: Final = 15.0
+CONTENT_ANSWER_S: Final = 30.0
+CONTENT_STALL_S: Final = 15.0
 """Longest silence of the other end where a message, or the rest of one, is due."""
 RATE_WINDOW_S: Final = 60.0
 WRITE_BYTES_PER_S: Final = 20e6
-"""The slowest disk that a state may be written to, once it has had ANSWER_S twice."""
+"""The slowest disk that a state may be written to, once it has had CONTENT_ANSWER_S twice."""
 
 A = TypeVar("A", bound=Message)
 
@@ -153,7 +153,7 @@ class ContentClient:
 
     async def description(self, expected: ExpectedState, size: int) -> state_file.StateManifest:
         """The chunks of the peer's present state, which is two vectors of `size` values."""
-        write_s = 2 * ANSWER_S + state_file.state_bytes(size) / WRITE_BYTES_PER_S
+        write_s = 2 * CONTENT_ANSWER_S + state_file.state_bytes(size) / WRITE_BYTES_PER_S
         request = content_messages.GetState(expected.group, expected.minimum_step)
         told, digests = await self._ask(
             request,
@@ -215,8 +215,8 @@ class ContentClient:
         """The next part that was asked for, not verified."""
         part, data = await self.talk.receive(
             content_messages.Part,
-            timeout_s=ANSWER_S,
-            stall_s=STALL_S,
+            timeout_s=CONTENT_ANSWER_S,
+            stall_s=CONTENT_STALL_S,
             max_payload_bytes=max_bytes,
             on_progress=moved,
         )
@@ -225,7 +225,7 @@ class ContentClient:
         return data
 
     async def _ask(
-        self, request: Message, answer: type[A], max_bytes: int, timeout_s: float = ANSWER_S
+        self, request: Message, answer: type[A], max_bytes: int, timeout_s: float = CONTENT_ANSWER_S
     ) -> tuple[A, bytes]:
         """The answer to one request, at the minimum rate from its first byte on."""
         await self.talk.send(request)
@@ -233,7 +233,7 @@ class ContentClient:
             return await self.talk.receive(
                 answer,
                 timeout_s=timeout_s,
-                stall_s=STALL_S,
+                stall_s=CONTENT_STALL_S,
                 max_payload_bytes=max_bytes,
                 on_progress=moved,
             )
@@ -249,6 +249,8 @@ async def fetch_from(network: Network, peer_id: PeerId) -> AsyncIterator[Content
 # --- a state of several sources -------------------------------------------------------------------
 class StateDownload:
     """One state, put together from the chunks of its sources.
+
+    `ContentClient.description` has checked the size of what it is given.
 
     Args:
         slow_P, momentum_P: where the state goes; no state before `follow` has returned.
@@ -269,7 +271,6 @@ class StateDownload:
         takes_any_replica: bool = False,
         lost_lag: float = math.inf,
     ) -> None:
-        self._size = slow_P.size
         self._memory = state_file.StateMemory(slow_P, momentum_P)
         units = state_file.units_of(slow_P.size) if takes_any_replica else None
         self.plan = StatePlan(own, units=units, lost_lag=lost_lag)
@@ -313,7 +314,6 @@ class StateDownload:
         Raises as `ContentClient`: this source failed, and another one may lead.
         """
         name = client.remote_peer_id
-        described.check(self._size)
         self.plan.follow_manifest(name, described.digests, described.scalars.step)
         try:
             await self._put_zeros(name, described)
@@ -330,7 +330,6 @@ class StateDownload:
         Raises as `ContentClient`: this source failed; the download goes on.
         """
         name = client.remote_peer_id
-        described.check(self._size)
         self.plan.add_helper(name, described.digests, described.scalars.step)
         self._tell()
         try:

@@ -9,8 +9,8 @@ so that the first can soon be given to others; a reader that has waited for TURN
 may ask another.
 
 Bounds for one reader: each peer and each network has its share of places; requests come within
-ANSWER_S, and within PINNED_REQUEST_S while a state is kept for the reader; requests are counted,
-and so are chunks; all that is sent has a stall limit.
+CONTENT_ANSWER_S, and within PINNED_REQUEST_S while a state is kept for the reader; requests are
+counted, and so are chunks; all that is sent has a stall limit.
 """
 
 from collections import Counter, OrderedDict
@@ -37,14 +37,14 @@ from protocol.wire import content_messages
 from protocol.wire.fields import Message
 from protocol.wire.versions import CONTENT
 
-from .fetching import ANSWER_S
+from .fetching import CONTENT_ANSWER_S
 from .pieces import PieceStore
 from .state_file import StateManifest, read_chunk, remove_state_files
 
 PINNED_REQUEST_S: Final = 10.0
-"""Longest silence of a reader while a state is kept for it; ANSWER_S without."""
+"""Longest silence of a reader while a state is kept for it; CONTENT_ANSWER_S without."""
 TURN_S: Final = 20.0
-"""Longest wait for a turn: a reader takes us for dead after ANSWER_S."""
+"""Longest wait for a turn: a reader takes us for dead after CONTENT_ANSWER_S."""
 LOOK_EVERY_S: Final = 1.0
 """Between two looks whether there is room, which time alone may make."""
 READINGS_OF_A_STATE: Final = 2
@@ -223,7 +223,7 @@ class ContentService:
                     content_messages.GetSample,
                     content_messages.GetHoldings,
                     content_messages.GetParts,
-                    timeout_s=ANSWER_S if reader.state is None else PINNED_REQUEST_S,
+                    timeout_s=CONTENT_ANSWER_S if reader.state is None else PINNED_REQUEST_S,
                 )
                 reader.requests += not (
                     isinstance(request, content_messages.GetParts)

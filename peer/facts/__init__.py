@@ -500,6 +500,11 @@ class Facts:
         return None if self.held is None else self.held.shape.layout_digest
 
     @property
+    def round_over(self) -> int:
+        """The last round that is over, where steps are taken within rounds."""
+        return self.round if self.state is PeerState.FINISHED else self.round - 1
+
+    @property
     def step(self) -> int:
         return int(self.nominal_step)
 

@@ -76,7 +76,7 @@ class Conversation:
     """Messages over an open stream, which it owns: closed by `aclose` or on leaving `async with`.
 
     Attributes:
-        bytes_sent, bytes_received: handed to and taken from the stream, framing included.
+        bytes_received: taken from the stream, framing included.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -86,7 +86,7 @@ class Conversation:
         self._held = memoryview(b"")  # what came with an earlier read, and nobody took yet
         self._send_lock, self._receive_lock = trio.Lock(), trio.Lock()
         self._cut_off_sending = self._cut_off_receiving = False
-        self.bytes_sent = self.bytes_received = 0
+        self.bytes_received = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -272,7 +272,6 @@ class Conversation:
     async def _write(self, data: bytes | memoryview, stall_s: float) -> None:
         with trio.move_on_at(trio.current_time() + stall_s):
             await self._stream.send_all(data)
-            self.bytes_sent += len(data)
             return
         raise self._stalled("took nothing", stall_s)
 

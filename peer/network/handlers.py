@@ -171,17 +171,13 @@ class Readers:
     def __init__(self, shares: Shares = READERS) -> None:
         self._places = Budget(shares)
 
-    @property
-    def taken(self) -> int:
-        return self._places.taken
-
     async def serve(
         self, talk: Conversation, answer: Callable[[Conversation], Awaitable[None]]
     ) -> None:
         """Have a peer answered in a place of its own, or refuse it."""
         peer_id, address = talk.remote_peer_id, talk.remote_address
         if not self._places.has_room(peer_id, address):
-            sentence = f"I serve {self.taken} readers already; ask another, or later"
+            sentence = f"I serve {self._places.taken} readers already; ask another, or later"
             await talk.refuse(RefusalReason.TOO_MANY, sentence)
             return
         with self._places.held(peer_id, address):
@@ -231,8 +227,7 @@ class BaseNetwork:
 
     def statistics(self) -> NetworkStatistics:
         sent, received = dict(self.carried.sent_bytes), dict(self.carried.received_bytes)
-        streams = len(self.streams)
-        return replace(self.carried, sent_bytes=sent, received_bytes=received, open_streams=streams)
+        return replace(self.carried, sent_bytes=sent, received_bytes=received)
 
     def announce(self, addresses: Sequence[Address]) -> None:
         self._announced = tuple(addresses)

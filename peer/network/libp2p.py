@@ -8,8 +8,6 @@
     address book   the addresses `connect` was told, by peer. A new p2pd knows no peer:
                    `open_stream` dials again on demand.
 
-`generation` counts the lives.
-
 Streams. p2pd pipes each stream through a unix connection of its own. Rules:
 
 - A clean-looking end may be a truncation: p2pd ends the connection the same way whether the other
@@ -192,7 +190,7 @@ class Libp2pNetwork(BaseNetwork):
     def __init__(self, config: P2pdConfig, listener_path: Path) -> None:
         super().__init__()
         self.tellers.append(print_bug)
-        self.generation = 0
+        self._generation = 0
         """Lives of p2pd so far; 1 once the first is up."""
         self._config = config
         self._listener = multiaddr.to_bytes(f"/unix{listener_path}")
@@ -205,12 +203,6 @@ class Libp2pNetwork(BaseNetwork):
         self.peer_id: PeerId = ""
         self.addresses: Sequence[Address] = ()
         """Full multiaddrs with /p2p/, best first, one of them dialable locally."""
-
-    async def wait_restarted(self, generation: int) -> int:
-        """Wait until p2pd is up in a later life than `generation`; which one it is."""
-        while self.generation <= generation or self._client is None:
-            await self._changed.park()
-        return self.generation
 
     def announce(self, addresses: Sequence[Address]) -> None:
         super().announce(addresses)
@@ -322,8 +314,8 @@ class Libp2pNetwork(BaseNetwork):
         """Keep a p2pd running. Raises P2pdFailed: the first one did not come up."""
         pauses = BackOff(*RESTARTS)
         while True:
-            failure = await self._live_once(task_status if self.generation == 0 else None)
-            if self.generation == 0:
+            failure = await self._live_once(task_status if self._generation == 0 else None)
+            if self._generation == 0:
                 raise P2pdFailed(failure)
             self.carried.last_failure = failure
             await trio.sleep(pauses.failed("p2pd", trio.current_time()))
@@ -358,8 +350,8 @@ class Libp2pNetwork(BaseNetwork):
             await client.set_handler(self._listener, protocol)
         self._client = client
         self.carried.p2pd_pid = process.pid
-        self.carried.restarts = self.generation
-        self.generation += 1
+        self.carried.restarts = self._generation
+        self._generation += 1
         self._changed.unpark_all()
 
     def _go_down(self, reason: str) -> None:

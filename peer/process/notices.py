@@ -19,7 +19,7 @@ from peer.options.values import Cloud, HostPort, Notices
 from protocol.limits import MAX_SPEC_BYTES
 
 ASK_EVERY_S: Final = 5.0
-ANSWER_S: Final = 2.0
+CLOUD_ANSWER_S: Final = 2.0
 Ask = Callable[[str, str, Mapping[str, str]], tuple[int, bytes]]
 """Method, path and headers to the status and the body. Raises OSError."""
 
@@ -57,7 +57,7 @@ ASKED: Final[Mapping[Cloud, Callable[[Ask], bool]]] = {
 def _ask(where: HostPort, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
     from http.client import HTTPConnection, HTTPException  # here: few peers ask
 
-    connection = HTTPConnection(where.host, where.port, timeout=ANSWER_S)
+    connection = HTTPConnection(where.host, where.port, timeout=CLOUD_ANSWER_S)
     try:
         connection.request(method, path, headers=dict(headers))
         answer = connection.getresponse()

@@ -70,7 +70,6 @@ class NetworkStatistics:
 
     sent_bytes: dict[str, int]
     received_bytes: dict[str, int]
-    open_streams: int = 0
     refused_streams: int = 0
     failed_streams: int = 0
     relayed_peers: int = 0

@@ -1,4 +1,4 @@
-"""Work: the real one on threads, and a simulated one, inline."""
+"""Work on threads."""
 
 import time
 from collections.abc import Callable
@@ -41,23 +41,3 @@ class RealWork:
 
     def check_cancelled(self) -> None:
         trio.from_thread.check_cancelled()
-
-
-class SimulatedWork:
-    """Work done inline, taking `duration_s` of virtual time."""
-
-    def __init__(self, duration_s: float = 0.0) -> None:
-        self._duration_s = duration_s
-
-    def processor_time(self, pid: int | None) -> ProcessorTime:
-        return ProcessorTime(0.0, 0.0)
-
-    async def run(self, function: Callable[..., T], *args: Any, may_be_cut_off: bool = False) -> T:
-        await trio.lowlevel.checkpoint()
-        result = function(*args)
-        with trio.CancelScope(shield=not may_be_cut_off):
-            await trio.sleep(self._duration_s)
-        return result
-
-    def check_cancelled(self) -> None:
-        """Do nothing: a function takes no time here, so nothing is cancelled meanwhile."""

@@ -22,10 +22,6 @@ from protocol.wire.fragment_messages import Doubt, FragmentSettled, NoResult, Pr
 from .commands import NO_CODES, FragmentCommand, GroupSeen, SendMessage
 
 
-def never(_cycle: int) -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class SendPlan:
     """The sends of one group, which all peers know before a run begins.
@@ -37,7 +33,7 @@ class SendPlan:
 
     group: str
     num_fragments: int
-    is_last: Callable[[int], bool] = never
+    is_last: Callable[[int], bool]
 
     def owners_key(self, fragment: int, cycle: int) -> str:
         return f"{self.group}/{fragment}/{cycle}"
@@ -144,7 +140,7 @@ class Peers:
     def note_brought_nothing(self, owners: set[str]) -> None:
         self._brought_nothing |= owners - {self.own_id}
 
-    def note_untrue(self, owner: str, proof: bytes = b"") -> None:
+    def note_untrue(self, owner: str, proof: bytes) -> None:
         self.liars[owner] = proof
         self.withdrawn.append(owner)
         forget_oldest(self.liars, MAX_CONVICTED)

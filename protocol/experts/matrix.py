@@ -6,9 +6,9 @@ lowest loss of a column; equal losses have one each.
 
 Gain. The founder may give an expert more steps (protocol/run/amendments.py). A swarm can measure
 where that pays: an expert's gain is the fall of its own domain's loss per FLOP, by least squares
-over its last WINDOW validations. Moving FLOPs from one expert to another lowers the sum of losses
-in proportion to the difference of their gains, so a move is advised from the least gain to the
-largest, if these differ by more than SURE standard errors of the difference.
+over its last KEPT_VALIDATIONS validations. Moving FLOPs from one expert to another lowers the sum
+of losses in proportion to the difference of their gains, so a move is advised from the least gain
+to the largest, if these differ by more than SURE standard errors of the difference.
 
 It is advice. Unequal steps moved loss from one domain to another and lowered the sum by 0.005 nats
 a domain (0.9M parameters, three domains); and where rates fall to the end of a run, curves are
@@ -24,7 +24,7 @@ from itertools import zip_longest
 from statistics import median_low
 from typing import Final
 
-WINDOW: Final = 8
+KEPT_VALIDATIONS: Final = 8
 """Validations whose slope is taken."""
 LEAST_POINTS: Final = 3
 """Two points have a slope, and no error."""
@@ -84,7 +84,7 @@ class MarginalGain:
 
 def gain_of(curve: Sequence[tuple[float, float]]) -> MarginalGain | None:
     """The gain by the end of a curve of (FLOPs, loss); None where that cannot be said yet."""
-    points = curve[-WINDOW:]
+    points = curve[-KEPT_VALIDATIONS:]
     count = len(points)
     if count < LEAST_POINTS:
         return None
@@ -105,7 +105,9 @@ class LossCurve:
         share: of its budget that is spent.
     """
 
-    points: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    points: deque[tuple[float, float]] = field(
+        default_factory=lambda: deque(maxlen=KEPT_VALIDATIONS)
+    )
     share: float = 0.0
 
     def note(self, share: float, budget: float, loss: Loss) -> None:

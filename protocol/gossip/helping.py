@@ -6,9 +6,9 @@ without, so that the difference is known far better than either. That of honest 
 zero, and now and then below; so it is held against that of other partners.
 
 Rules
-  1. An average is refused if it raises our loss, and helps less than the middle of the last WINDOW
-     averages does, in which each partner has one voice. So at most half of what comes is refused,
-     wherever we are: a peer that is far from all others comes to them.
+  1. An average is refused if it raises our loss, and helps less than the middle of the last
+     KEPT_AVERAGES averages does, in which each partner has one voice. So at most half of what comes
+     is refused, wherever we are: a peer that is far from all others comes to them.
   2. Before LEAST_VOICES partners were measured nothing is refused: of fewer a liar may be the
      middle.
   3. A partner that was refused ODD_ONES times in a row is let through the next time, within what is
@@ -24,7 +24,7 @@ import math
 from collections import deque
 from typing import Final
 
-from protocol.plausible import ODD_ONES, WINDOW, keep_newest, middle_of
+from protocol.plausible import KEPT_AVERAGES, ODD_ONES, keep_newest, middle_of
 
 LEAST_VOICES: Final = 3
 TRIED_SHARE: Final = 0.0225
@@ -43,7 +43,7 @@ def trial_blocks(steps: int, batch_size: int, context_length: int, fragments: in
 
 class Helpfulness:
     def __init__(self) -> None:
-        self._gains: deque[tuple[str, float]] = deque(maxlen=WINDOW)
+        self._gains: deque[tuple[str, float]] = deque(maxlen=KEPT_AVERAGES)
         self._refused: dict[str, int] = {}
 
     def takes(self, peer_id: str, gain: float) -> bool:

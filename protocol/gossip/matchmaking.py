@@ -75,7 +75,7 @@ from protocol.outcomes import RefusalReason, SkipReason
 
 MAX_DISTANCE_ROUNDS: Final = 8
 """Most rounds (of H nominal steps) between the snapshots of two partners."""
-ANSWER_S: Final = 5.0
+PROPOSAL_ANSWER_S: Final = 5.0
 """How long a peer may take to answer a proposal."""
 RECENT: Final = 16
 MOST_FAIR_SHARES: Final = 3
@@ -340,7 +340,7 @@ class Matchmaker:
             return self._take(held)
         if free := self._best(now_s, self._askable(now_s)):
             search.pending = free, self._free[free]
-            search.wake_s = min(search.deadline_s, now_s + ANSWER_S)
+            search.wake_s = min(search.deadline_s, now_s + PROPOSAL_ANSWER_S)
             search.tried.add((free, self._free[free].round))
             return [SendProposal(free, search.snapshot.round)]
         self._drop_pending()

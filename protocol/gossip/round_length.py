@@ -17,7 +17,7 @@ The rules
   1. Each average has a wish: the H with which its exchange would have filled LINE_SHARE of the
      round, or, if that is more, with which it would have kept the trainer from training for
      PAUSE_SHARE of it (rule 6). The search for a partner does not count: it grows with H.
-  2. Wishes of one partner, among the last WINDOW, are averaged without the outer quarters. The
+  2. Wishes of one partner, among the last KEPT_WISHES, are averaged without the outer quarters. The
      fastest partners show what our own line can do, so they count: the lowest of these means, with
      all that are at most NEAR times it, together in proportion to their averages. (NEAR is how far
      noise of a quarter in either direction takes two that are equal.) The slower partners are
@@ -61,7 +61,7 @@ PAUSE_SHARE: Final = 0.05
 """Part of a round for which an average may keep the trainer from training."""
 BAND: Final = 0.25
 """H stays while what is wished is within so much of it."""
-WINDOW: Final = 24
+KEPT_WISHES: Final = 24
 """Averages that count."""
 NEWEST: Final = 16
 """The last of them, by which H goes up: a line that was fast must not count for long."""
@@ -131,9 +131,9 @@ class AveragingCpu:
 
 
 class RoundLength:
-    def __init__(self, inner_steps: int = FIRST_INNER_STEPS) -> None:
-        self.inner_steps = inner_steps
-        self._wishes: deque[tuple[str, float]] = deque(maxlen=WINDOW)
+    def __init__(self) -> None:
+        self.inner_steps = FIRST_INNER_STEPS
+        self._wishes: deque[tuple[str, float]] = deque(maxlen=KEPT_WISHES)
 
     def averaged(self, partner_id: str, wish: float) -> bool:
         """Note that one more average is over. Returns whether H has changed."""
@@ -147,7 +147,7 @@ class RoundLength:
             self.inner_steps = _whole(lower)
         elif higher > before * (1 + BAND):
             self.inner_steps = _whole(higher)
-            self._wishes = deque(wishes[-NEWEST:], maxlen=WINDOW)
+            self._wishes = deque(wishes[-NEWEST:], maxlen=KEPT_WISHES)
         return self.inner_steps != before
 
 

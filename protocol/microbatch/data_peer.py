@@ -181,7 +181,7 @@ class SentMicrobatch:
         is_for_this = (hop.direction is Direction.SCORE) == (self.direction is Direction.SCORE)
         return is_for_this and hop.attempt == self.attempt and not (self.waits or self.home)
 
-    def lost(self) -> SendNotice:
+    def lost_notice(self) -> SendNotice:
         return SendNotice(self.path.relays, Lost(self.microbatch, self.attempt))
 
 
@@ -413,7 +413,7 @@ class DataPeerCore(StageCore):
             SendNotice(path.relays, Lost(name)) for name, path in self._current.named.items()
         ]
         self._current = OwnIteration()
-        told: list[Command] = [sent.lost() for sent in lost]
+        told: list[Command] = [sent.lost_notice() for sent in lost]
         return [*told, *offered, *self._announce(self.iteration + 1)] if self.iteration else told
 
     def ticked(self, now_s: float) -> list[Command]:
@@ -559,7 +559,7 @@ class DataPeerCore(StageCore):
             return []
         if sent.direction is Direction.SCORE or sent.attempt + 1 >= ATTEMPTS:
             return self._give_up(sent)
-        told, sent.unheard = sent.lost(), set(sent.path.relays)
+        told, sent.unheard = sent.lost_notice(), set(sent.path.relays)
         sent.attempt, sent.waits, sent.nearly_home = sent.attempt + 1, True, False
         self.counts[MicrobatchEvent.MENDED if sent.reached_loss else MicrobatchEvent.AGAIN] += 1
         return [told, Resend(sent.number)]
@@ -568,8 +568,8 @@ class DataPeerCore(StageCore):
         del self._sent_out[sent.number]
         if sent.check is not None and sent.direction is Direction.SCORE:
             sent.check.awaited -= 1
-            return [sent.lost(), *_compare(sent.check)]
-        gone: list[Command] = [Drop(sent.number), sent.lost()]
+            return [sent.lost_notice(), *_compare(sent.check)]
+        gone: list[Command] = [Drop(sent.number), sent.lost_notice()]
         if sent.slot is not None:
             gone.append(Freed(sent.slot))
         if sent.direction is Direction.SCORE:

@@ -126,7 +126,7 @@ class RelayCore(StageCore):
             case Announcement(iteration):
                 commands = self.announced(sender, iteration, now_s)
             case Lost(microbatch, attempt):
-                commands = self.lost(microbatch, sender, attempt)
+                commands = self.given_up(microbatch, sender, attempt)
         return Noted(self.newest_for(sender)), commands
 
     def announced(self, origin: str, iteration: int, now_s: float) -> list[Command]:
@@ -176,7 +176,7 @@ class RelayCore(StageCore):
         self._run_end_seen_s = min(self._run_end_seen_s, now_s)
         return now_s - self._run_end_seen_s > self._patience_s
 
-    def lost(self, microbatch: Microbatch, sender: str, attempt: int = 0) -> list[Command]:
+    def given_up(self, microbatch: Microbatch, sender: str, attempt: int = 0) -> list[Command]:
         """A data peer has given up an attempt of a microbatch of its own (rule 4)."""
         newest, held = self._newest, self._held.get(microbatch)
         if sender != microbatch.origin or attempt < newest.get(microbatch, 0):

@@ -36,10 +36,10 @@ long as CLIP of them. Nothing that is seen on the way bounds it: a gradient that
 the usual size and the same for each token, so that all tokens pull the weights in one direction.
 
 Rules of lengths
-  1. The last WINDOW lengths are kept; the bound is CLIP times their middle (of two middle ones the
-     larger). One beyond it counts as if it were there, and is remembered so: a sender of fewer than
-     half of the microbatches does not move the middle beyond honest ones, and a scale that rises
-     as training goes on is followed.
+  1. The last KEPT_LENGTHS lengths are kept; the bound is CLIP times their middle (of two middle
+     ones the larger). One beyond it counts as if it were there, and is remembered so: a sender of
+     fewer than half of the microbatches does not move the middle beyond honest ones, and a scale
+     that rises as training goes on is followed.
   2. Before the first, the bound is what the caller gives.
   3. One that is no number, or infinite, counts nothing.
   4. A length of 0 says nothing of what is usual.
@@ -137,7 +137,7 @@ class BoundarySizes:
         return SizeVerdict.USUAL
 
 
-WINDOW: Final = 32
+KEPT_LENGTHS: Final = 32
 CLIP: Final = 4.0
 
 
@@ -150,7 +150,7 @@ class GradientShares:
 
     def __init__(self, first: float) -> None:
         self._first = first
-        self._lengths: deque[float] = deque(maxlen=WINDOW)
+        self._lengths: deque[float] = deque(maxlen=KEPT_LENGTHS)
         self.num_clipped = 0
 
     @property

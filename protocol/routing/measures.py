@@ -1,9 +1,9 @@
 """Measures of a peer's links and of its own work, and the signed vector that tells others.
 
 Samples. Whatever is in the way of a transfer, another one or a busy processor, makes its time
-longer, and nothing makes it too short. So of the last WINDOW samples of a link the lower quartile
-is taken; of work, whose times spread both ways, the median. Single outliers move neither. What is
-known of a peer goes when it is gone.
+longer, and nothing makes it too short. So of the last KEPT_SAMPLES samples of a link the lower
+quartile is taken; of work, whose times spread both ways, the median. Single outliers move neither.
+What is known of a peer goes when it is gone.
 
 Hysteresis. A vector is told again only when a value has moved by more than CHANGE from what was
 told last, and by more than LEAST_US, so noise of a quarter moves nothing. The time on the line is
@@ -132,7 +132,7 @@ def _signed_bytes(run_id: str, peer_id: str, body: bytes) -> bytes:
     return _CONTEXT + names + body
 
 
-WINDOW: Final = 32
+KEPT_SAMPLES: Final = 32
 ENOUGH: Final = 3
 """Samples before which nothing is told."""
 CHANGE: Final = 0.4
@@ -141,7 +141,7 @@ LEAST_US: Final = 1000
 
 class Samples:
     def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=WINDOW)
+        self._last: deque[float] = deque(maxlen=KEPT_SAMPLES)
 
     def add(self, seconds: float) -> None:
         self._last.append(seconds)

@@ -11,7 +11,7 @@ from collections import deque
 from statistics import median
 from typing import Final
 
-WINDOW: Final = 32
+KEPT_WAITS: Final = 32
 SPREADS: Final = 6.0
 """Median absolute deviations above the median that still count as usual; times that others' time
 counts before there are enough to tell."""
@@ -25,7 +25,7 @@ class ObservedDeadline:
             raise ValueError(f"need 0 < floor ({floor_s}) <= ceiling ({ceiling_s})")
         self._floor_s = floor_s
         self._ceiling_s = ceiling_s
-        self._waits_s: deque[float] = deque(maxlen=WINDOW)
+        self._waits_s: deque[float] = deque(maxlen=KEPT_WAITS)
 
     def observe(self, wait_s: float) -> None:
         """Learn from a wait that ended well."""

@@ -8,7 +8,8 @@ import pytest
 import trio
 
 from peer.runtime import Work
-from peer.runtime.work import RealWork, SimulatedWork
+from peer.runtime.work import RealWork
+from simulation.work import SimulatedWork
 
 
 @pytest.fixture(params=[RealWork, SimulatedWork])

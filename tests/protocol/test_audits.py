@@ -30,7 +30,9 @@ class Auditor:
         self._commands: list[e.FragmentCommand] = []
         self.peers = Peers(name, 4)
         self.peers.seen = GroupSeen(7, frozenset(NAMES), {})
-        self.context = Context(SendPlan(GROUP, 4), self.peers, self._commands.append)
+        self.context = Context(
+            SendPlan(GROUP, 4, lambda _: False), self.peers, self._commands.append
+        )
         self.audits = Audits(self.context, short_digest(seed or name.encode()) * 2)
 
     def __call__(self, what: str, *told: Any) -> list[e.FragmentCommand]:

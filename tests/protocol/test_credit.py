@@ -43,8 +43,8 @@ def test_a_later_attempt_waits_until_the_one_before_is_forgotten(relay: RelayCor
     assert relay.offered(1, backward()) == [WELCOME]
     again = Hop(FIRST.microbatch, Direction.FORWARD, PATH, 1, attempt=1)
     assert relay.offered(1, again) == []
-    assert relay.lost(FIRST.microbatch, "another") == []
-    assert relay.lost(FIRST.microbatch, "data") == [Drop(0), WELCOME]
+    assert relay.given_up(FIRST.microbatch, "another") == []
+    assert relay.given_up(FIRST.microbatch, "data") == [Drop(0), WELCOME]
     assert relay.broke_off(backward(), 0.0) == []
     assert relay.offered(2, again) == [AnswerOffer(2, RefusalReason.TWICE)]
     assert relay.offered(2, FIRST) == [AnswerOffer(2, RefusalReason.UNAVAILABLE)]
@@ -55,7 +55,7 @@ def test_what_is_being_added_is_waited_for_and_comes_again_without_being_added(
 ) -> None:
     assert relay.offered(1, backward()) == [WELCOME]
     assert relay.arrived(backward(), 3, 2.0) == [Filled(Direction.BACKWARD, 0, 3, 2.0)]
-    assert relay.lost(FIRST.microbatch, "data") == []
+    assert relay.given_up(FIRST.microbatch, "data") == []
     again = Hop(FIRST.microbatch, Direction.FORWARD, PATH, 1, attempt=1)
     assert relay.offered(1, again) == []
     assert relay.produced(Direction.BACKWARD, 0, 7, 2.0, 0.0) == [Freed(7)]

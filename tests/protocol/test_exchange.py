@@ -12,6 +12,7 @@ from protocol.wire.messages import Received, decode_message, encode_message
 
 ENDS = [
     SkipReason.BAD_VECTOR,
+    SkipReason.OWN_MISTAKE,
     SkipReason.PARTNER_LOST,
     SkipReason.PARTNER_STALLED,
     SkipReason.DEADLINE,

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from protocol.experts.matrix import (
-    WINDOW,
+    KEPT_VALIDATIONS,
     Advice,
     LossCurve,
     MarginalGain,
@@ -42,7 +42,7 @@ def test_a_domain_that_nobody_has_measured_has_no_star():
 
 def test_the_gain_is_the_slope_at_the_end_of_the_curve():
     early = [(flops, 9.0 - flops) for flops in range(20)]
-    late = [(20.0 + flops, 5.0 - 0.25 * flops) for flops in range(WINDOW)]
+    late = [(20.0 + flops, 5.0 - 0.25 * flops) for flops in range(KEPT_VALIDATIONS)]
     gain = gain_of(early + late)
     assert gain is not None
     assert gain.per_flop == pytest.approx(0.25)
@@ -53,7 +53,9 @@ def test_its_error_is_the_spread_of_such_slopes():
     draws = random.Random(5)
     gains = []
     for _ in range(400):
-        found = gain_of([(step, 3.0 - 0.1 * step + draws.gauss(0, 0.05)) for step in range(WINDOW)])
+        found = gain_of(
+            [(step, 3.0 - 0.1 * step + draws.gauss(0, 0.05)) for step in range(KEPT_VALIDATIONS)]
+        )
         assert found is not None
         gains.append(found)
     mean = sum(g.per_flop for g in gains) / len(gains)

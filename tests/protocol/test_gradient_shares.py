@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.microbatch.sizes import CLIP, WINDOW, GradientShares
+from protocol.microbatch.sizes import CLIP, KEPT_LENGTHS, GradientShares
 
 usual = st.floats(1.0, 2.0)
 FIRST = 64.0
@@ -24,7 +24,7 @@ def test_less_than_half_of_them_never_count_for_more_than_a_few_others(drawn):
     """Whichever come when: in every window there are more honest ones."""
     shares, honest, lies = GradientShares(FIRST), 0, 0
     for is_lie, length, lie in drawn:
-        if is_lie and honest > lies + WINDOW // 2:
+        if is_lie and honest > lies + KEPT_LENGTHS // 2:
             lies += 1
             assert shares.share(lie) * lie <= CLIP * 2.0 * (1 + 1e-9)
         else:
@@ -53,14 +53,14 @@ def test_a_first_one_that_is_huge_does_not_clip_those_after_it():
 
 def test_nothing_at_all_says_nothing_of_what_is_usual():
     shares = GradientShares(FIRST)
-    assert [shares.share(0.0) for _ in range(WINDOW)] == [1.0] * WINDOW
+    assert [shares.share(0.0) for _ in range(KEPT_LENGTHS)] == [1.0] * KEPT_LENGTHS
     assert shares.bound == FIRST
 
 
 def test_a_scale_that_rises_is_followed():
     shares = GradientShares(FIRST)
     for length in (1.0, 100.0):
-        for _ in range(4 * WINDOW):
+        for _ in range(4 * KEPT_LENGTHS):
             share = shares.share(length)
     assert share == 1.0
     assert shares.bound == CLIP * 100.0

@@ -14,7 +14,7 @@ from protocol.gossip.helping import (
     Helpfulness,
     trial_blocks,
 )
-from protocol.plausible import ODD_ONES, WINDOW
+from protocol.plausible import KEPT_AVERAGES, ODD_ONES
 
 HONEST = [("a", 0.01), ("b", 0.004), ("c", -0.002), ("d", 0.006)]
 gains = st.floats(-1.0, 1.0) | st.sampled_from([math.nan, math.inf, -math.inf])
@@ -50,7 +50,7 @@ def test_too_few_voices_refuse_nobody(told):
 
 
 def test_one_that_comes_often_has_one_voice():
-    helpfulness = judge([*HONEST, *[("liar", -1.0)] * (WINDOW - len(HONEST))])
+    helpfulness = judge([*HONEST, *[("liar", -1.0)] * (KEPT_AVERAGES - len(HONEST))])
     assert not helpfulness.takes("e", -0.5)
 
 

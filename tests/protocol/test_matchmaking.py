@@ -4,8 +4,8 @@ import pytest
 
 from protocol.gossip import matchmaking as m
 from protocol.gossip.matchmaking import (
-    ANSWER_S,
     MAX_DISTANCE_ROUNDS,
+    PROPOSAL_ANSWER_S,
     RESTS,
     Matchmaker,
     pair_rank,
@@ -138,7 +138,7 @@ def test_a_silent_or_unreachable_peer_is_left_in_peace_for_a_while(reached: bool
     me.see("a", "b")
     me.become_free()
     if reached:  # it takes the proposal, and says nothing
-        assert me.tick(ANSWER_S) == [m.Withdraw(first, 0), m.SendProposal(second, 0)]
+        assert me.tick(PROPOSAL_ANSWER_S) == [m.Withdraw(first, 0), m.SendProposal(second, 0)]
     else:
         assert me.refused_by(first, 0, None) == [m.SendProposal(second, 0)]
     me.maker.accepted(second, 0)
@@ -154,8 +154,8 @@ def test_a_silent_or_unreachable_peer_is_left_in_peace_for_a_while(reached: bool
 def test_silence_to_the_end_is_told_from_an_empty_swarm() -> None:
     me = Alone()
     me.see("a")
-    me.look(snapshot(0), search_s=ANSWER_S)
-    assert me.tick(ANSWER_S) == [
+    me.look(snapshot(0), search_s=PROPOSAL_ANSWER_S)
+    assert me.tick(PROPOSAL_ANSWER_S) == [
         m.Withdraw("a", 0),
         m.Unmatched(0, SkipReason.DEADLINE),
     ]
@@ -279,7 +279,7 @@ def test_a_late_yes_is_withdrawn() -> None:
     me = Alone()
     me.see("a", present=2)
     me.become_free()
-    me.tick(ANSWER_S)
+    me.tick(PROPOSAL_ANSWER_S)
     assert me.maker.accepted("a", 0) == [m.Withdraw("a", 0)]
 
 

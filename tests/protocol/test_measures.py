@@ -5,14 +5,14 @@ import random
 import pytest
 
 from protocol.limits import MAX_LINKS
-from protocol.routing.measures import CHANGE, ENOUGH, WINDOW, LinkTimes, Measures
+from protocol.routing.measures import CHANGE, ENOUGH, KEPT_SAMPLES, LinkTimes, Measures
 
 
 def told(measures):
     return measures.vector("me", 1, 1, 4)
 
 
-def fill(measures, rtt_s=0.04, line_s=0.01, work_s=0.1, samples=WINDOW, spread=0.0, seed=0):
+def fill(measures, rtt_s=0.04, line_s=0.01, work_s=0.1, samples=KEPT_SAMPLES, spread=0.0, seed=0):
     draws = random.Random(seed)
 
     def noisy(seconds):
@@ -44,7 +44,7 @@ def test_nothing_is_known_from_a_few_samples():
 def test_what_was_in_the_way_of_a_few_boundaries_does_not_count():
     measures = Measures()
     fill(measures)
-    for _ in range(WINDOW // 2):
+    for _ in range(KEPT_SAMPLES // 2):
         measures.sent("other", 5.0)
     assert measures.links()[0].out_us == 10_000
 

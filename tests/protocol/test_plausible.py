@@ -10,9 +10,9 @@ from protocol.plausible import (
     BOUND,
     CLIP,
     FIRST,
+    KEPT_AVERAGES,
     MANY,
     ODD_ONES,
-    WINDOW,
     Plausibility,
     clipped_shares,
 )
@@ -44,7 +44,7 @@ def test_what_is_no_number_is_never_taken(distance):
     assert Plausibility().share("liar", distance, math.inf) is None
 
 
-@given(st.lists(usual, min_size=WINDOW, max_size=40), st.lists(any_float, max_size=60))
+@given(st.lists(usual, min_size=KEPT_AVERAGES, max_size=40), st.lists(any_float, max_size=60))
 def test_one_that_is_every_second_partner_does_not_widen_the_bound_without_end(before, lies):
     """What it says counts only within the bound, and honest distances stand beside it."""
     plausibility = seen(before)
@@ -82,20 +82,20 @@ def test_what_was_clipped_does_not_widen_what_is_usual():
     for _ in range(FIRST):
         plausibility.share("liar", 1e6, math.inf, expected=1.0)
     assert plausibility.bound(0.0) <= BOUND.largest * CLIP.largest
-    plausibility = seen([1.0] * WINDOW)
-    for _ in range(WINDOW // 2 - 1):
+    plausibility = seen([1.0] * KEPT_AVERAGES)
+    for _ in range(KEPT_AVERAGES // 2 - 1):
         assert plausibility.share("liar", BOUND.least, 0.0) == CLIP.least / BOUND.least
     assert plausibility.bound(0.0) <= BOUND.least
 
 
 def test_honest_distances_that_scatter_are_clipped_later():
-    steady, wild = seen([1.0] * WINDOW), seen([0.8, 1.0, 1.25] * WINDOW)
+    steady, wild = seen([1.0] * KEPT_AVERAGES), seen([0.8, 1.0, 1.25] * KEPT_AVERAGES)
     assert steady.share("b", 1.4, 0.0) == pytest.approx(CLIP.least / 1.4)
     assert wild.share("b", 1.4, 0.0) == 1.0
 
 
 def test_a_peer_that_finds_all_others_implausible_is_itself_elsewhere():
-    plausibility = seen([1.0] * WINDOW)
+    plausibility = seen([1.0] * KEPT_AVERAGES)
     for _ in range(ODD_ONES):
         assert plausibility.share("liar", 50.0, 100.0) is None
     for name in ("b", "c"):
@@ -104,13 +104,13 @@ def test_a_peer_that_finds_all_others_implausible_is_itself_elsewhere():
 
 
 def test_two_that_were_parted_come_together_again():
-    plausibility = seen([1.0] * WINDOW)
+    plausibility = seen([1.0] * KEPT_AVERAGES)
     taken = [plausibility.share("b", 50.0, 100.0) for _ in range(2 * (ODD_ONES + 1))]
     assert taken == 2 * [*([None] * ODD_ONES), pytest.approx(CLIP.least / 50)]
 
 
 def test_one_among_others_is_let_through_now_and_then_within_the_scale():
-    plausibility = seen([1.0] * WINDOW)
+    plausibility = seen([1.0] * KEPT_AVERAGES)
 
     def told(distance: float) -> list[float | None]:
         shares = []
@@ -126,14 +126,14 @@ def test_one_among_others_is_let_through_now_and_then_within_the_scale():
 
 def test_each_sender_has_one_voice():
     plausibility = Plausibility()
-    for sender in [*"bc" * FIRST, *["near"] * (WINDOW - 2 * FIRST)]:
+    for sender in [*"bc" * FIRST, *["near"] * (KEPT_AVERAGES - 2 * FIRST)]:
         plausibility.share(sender, 0.5 if sender == "near" else 1.0, math.inf)
     assert plausibility.bound(0.0) >= BOUND.least
 
 
 def test_what_moves_nobody_does_not_keep_the_others_from_coming_back():
     plausibility = seen([1.0] * MANY)
-    for number in range(10 * WINDOW):
+    for number in range(10 * KEPT_AVERAGES):
         plausibility.trained(STEPS)
         assert plausibility.share(f"echo {number % 2}", 0.0, 0.0) == 1.0
     assert plausibility.share("b", BOUND.least * BOUND.largest, 0.0, least=1.0) is not None
@@ -141,18 +141,18 @@ def test_what_moves_nobody_does_not_keep_the_others_from_coming_back():
 
 def test_what_we_have_moved_ourselves_is_the_least_that_counts_as_usual():
     plausibility = Plausibility()
-    for _ in range(WINDOW):
+    for _ in range(KEPT_AVERAGES):
         plausibility.share("echo", 0.0, math.inf, expected=2.0, least=1.0)
     assert plausibility.bound(0.0, least=1.0) >= BOUND.least
     for near in (0.5, 0.25, 0.1):
-        for _ in range(WINDOW):
+        for _ in range(KEPT_AVERAGES):
             plausibility.share("near", near, math.inf)
     assert plausibility.share("b", 4.0, 0.0, least=1.0) == pytest.approx(CLIP.least / 4)
 
 
 def test_what_takes_our_place_pulls_as_far_as_what_counts_half():
-    assert seen([1.0] * WINDOW).share("b", 1.0, 0.0, replaces_ours=True) == CLIP.least / 2
-    assert seen([1.0] * WINDOW).share("b", CLIP.least / 2, 0.0, replaces_ours=True) == 1.0
+    assert seen([1.0] * KEPT_AVERAGES).share("b", 1.0, 0.0, replaces_ours=True) == CLIP.least / 2
+    assert seen([1.0] * KEPT_AVERAGES).share("b", CLIP.least / 2, 0.0, replaces_ours=True) == 1.0
     assert Plausibility().share("b", 8.0, 10.0, replaces_ours=True) == 5 / 8
 
 
@@ -166,13 +166,13 @@ def test_what_takes_the_place_of_another_counts_once():
 
 def test_peers_that_draw_together_for_good_do_not_narrow_the_bound():
     plausibility = seen([1.0] * FIRST)
-    for _ in range(WINDOW):
+    for _ in range(KEPT_AVERAGES):
         assert plausibility.share("b", 0.0, math.inf, remember=False) == 1.0
     assert plausibility.share("b", 1.0, math.inf) == 1.0
 
 
 def test_equal_vectors_are_usual_too():
-    plausibility = seen([0.0] * WINDOW)
+    plausibility = seen([0.0] * KEPT_AVERAGES)
     assert plausibility.share("b", 0.0, 0.0) == 1.0
     assert plausibility.share("liar", 1.0, 1.0) is None
 
@@ -205,7 +205,7 @@ def after_steps(plausibility: Plausibility, sender: str, distance: float, *steps
     return plausibility.share(sender, distance, math.inf, their_steps=theirs)
 
 
-def seen_after_steps(num: int = WINDOW) -> Plausibility:
+def seen_after_steps(num: int = KEPT_AVERAGES) -> Plausibility:
     plausibility = Plausibility()
     for _ in range(num):
         after_steps(plausibility, "b", 1.0)
@@ -225,7 +225,7 @@ def test_after_many_steps_a_replica_may_be_far(times, ours):
 
 def test_what_is_far_after_many_steps_does_not_make_that_usual():
     plausibility = seen_after_steps()
-    for _ in range(WINDOW // 2 - 1):
+    for _ in range(KEPT_AVERAGES // 2 - 1):
         after_steps(plausibility, "b", 20.0, STEPS, 50 * STEPS)
     assert plausibility.bound(0.0) <= BOUND.least
     assert after_steps(plausibility, "liar", 20.0) is None
@@ -234,7 +234,7 @@ def test_what_is_far_after_many_steps_does_not_make_that_usual():
 def test_one_that_is_always_our_partner_does_not_keep_the_others_from_coming_back():
     """It alone moves us, so the others may be further away; what it may do does not grow."""
     plausibility = seen_after_steps()
-    for _ in range(WINDOW // 2 - 1):
+    for _ in range(KEPT_AVERAGES // 2 - 1):
         after_steps(plausibility, "c", 1.0)
     assert after_steps(plausibility, "c", 20.0) is None
     assert after_steps(plausibility, "b", 20.0) is not None

@@ -75,7 +75,7 @@ def test_a_score_that_sets_out_again_is_refused() -> None:
 
 def test_a_score_under_a_name_that_was_lost_is_refused() -> None:
     relay = relay_of("data")
-    relay.lost(hop(1).microbatch, "data")
+    relay.given_up(hop(1).microbatch, "data")
     assert relay.offered(1, hop(1, Direction.SCORE)) == [AnswerOffer(1, RefusalReason.UNAVAILABLE)]
 
 
@@ -138,7 +138,7 @@ def test_a_late_break_of_the_attempt_before_leaves_the_new_one_alone() -> None:
         replace(hop(0, attempt=2), path=Path(("relay", "other"), (1, 2))),
     )
     assert relay.offered(1, old) == [AnswerOffer(1)]
-    relay.lost(old.microbatch, "data", 1)
+    relay.given_up(old.microbatch, "data", 1)
     assert relay.offered(2, new) == [AnswerOffer(2)]
     assert relay.broke_off(old, 1.0) == []
     assert relay.arrived(new, 5, None) == [Filled(Direction.FORWARD, 1, 5, None)]
@@ -155,7 +155,7 @@ def test_a_gradient_counts_once_though_the_receipt_of_its_forward_is_lost() -> N
     relay.produced(Direction.BACKWARD, 0, 8, 2.0, 0.2)
     relay.returned(0, 0.2)
     assert relay.counts[MicrobatchEvent.DONE] == 1
-    relay.lost(forward.microbatch, "data")
+    relay.given_up(forward.microbatch, "data")
     bring(relay, hop(0, attempt=1))
     (compute,) = bring(relay, hop(0, Direction.BACKWARD, attempt=1))
     assert isinstance(compute, Filled)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from protocol.gossip.round_length import (
     BAND,
     FEWEST,
+    KEPT_WISHES,
     LEAST_INNER_STEPS,
     LINE_SHARE,
     MOST_INNER_STEPS,
     PAUSE_SHARE,
-    WINDOW,
     AveragingCpu,
     ProcessorUse,
     RoundLength,
@@ -36,11 +36,17 @@ def wishing(inner_steps: float, partner: str = "p") -> Average:
     return partner, wished(inner_steps * LINE_SHARE, 0.0, 1.0)
 
 
+def begun() -> RoundLength:
+    length = RoundLength()
+    length.inner_steps = START
+    return length
+
+
 def lived(
     wish_of: Callable[[int], Average], averages: int, length: RoundLength | None = None
 ) -> list[int]:
     """H after each of so many averages."""
-    length = length or RoundLength(START)
+    length = length or begun()
     found = []
     for number in range(averages):
         before = length.inner_steps
@@ -81,7 +87,7 @@ def test_nothing_changes_before_there_are_enough_averages() -> None:
     [(0.01, LEAST_INNER_STEPS), (2.2, 3), (10.0, 10), (1e6, MOST_INNER_STEPS)],
 )
 def test_there_is_a_floor_a_ceiling_and_whole_steps_between(wish: float, inner_steps: int) -> None:
-    assert lived(lambda _: wishing(wish), WINDOW)[-1] == inner_steps
+    assert lived(lambda _: wishing(wish), KEPT_WISHES)[-1] == inner_steps
 
 
 def test_a_trainer_does_not_stand_still_for_more_than_a_small_part_of_the_round() -> None:
@@ -91,12 +97,12 @@ def test_a_trainer_does_not_stand_still_for_more_than_a_small_part_of_the_round(
 
 
 def test_a_line_that_becomes_slower_or_faster_is_followed() -> None:
-    length = RoundLength(START)
-    assert lived(lambda _: wishing(20), WINDOW, length)[-1] == 20
-    slower = lived(lambda _: wishing(80), WINDOW, length)
+    length = begun()
+    assert lived(lambda _: wishing(20), KEPT_WISHES, length)[-1] == 20
+    slower = lived(lambda _: wishing(80), KEPT_WISHES, length)
     assert slower[-1] == pytest.approx(80, rel=BAND)
     assert slower == sorted(slower)
-    faster = lived(lambda _: wishing(10), WINDOW, length)
+    faster = lived(lambda _: wishing(10), KEPT_WISHES, length)
     assert faster[-1] == pytest.approx(10, rel=BAND)
     assert faster == sorted(faster, reverse=True)
 
@@ -110,20 +116,20 @@ def test_noise_of_a_quarter_never_makes_it_flap(partners: int) -> None:
         found = lived(noisy(wish, seed, partners), 200)
         # The first estimate is of few averages, and may be corrected once.
         assert turns(found) <= 1, (seed, wish, found)
-        assert len(set(found[WINDOW:])) <= 2, (seed, wish, found)
+        assert len(set(found[KEPT_WISHES:])) <= 2, (seed, wish, found)
 
 
 @pytest.mark.slow
 @given(
     wish=st.floats(3, 400),
-    factors=st.lists(st.floats(1 - NOISE, 1 + NOISE), min_size=WINDOW, max_size=80),
+    factors=st.lists(st.floats(1 - NOISE, 1 + NOISE), min_size=KEPT_WISHES, max_size=80),
     partners=st.integers(1, 6),
 )
 def test_whatever_noise_does_it_is_off_by_no_more(
     wish: float, factors: list[float], partners: int
 ) -> None:
     found = lived(lambda n: wishing(wish * factors[n], f"p{n % partners}"), len(factors))
-    for inner_steps in found[WINDOW - 1 :]:
+    for inner_steps in found[KEPT_WISHES - 1 :]:
         least, most = wish * (1 - NOISE) / (1 + BAND), wish * (1 + NOISE) / (1 - BAND)
         assert least - 1 <= inner_steps <= most + 1
 
@@ -143,7 +149,7 @@ def test_whatever_noise_does_it_is_off_by_no_more(
 def test_it_is_bounded_whatever_is_measured(
     averages: list[tuple[str, float, float, float]],
 ) -> None:
-    length = RoundLength(START)
+    length = begun()
     for partner, *times in averages:
         length.averaged(partner, wished(*times))
         assert LEAST_INNER_STEPS <= length.inner_steps <= MOST_INNER_STEPS
@@ -177,11 +183,11 @@ def test_a_partner_that_pretends_to_be_slow_moves_nothing(share: float, slower: 
     draw = random.Random(1)
 
     def wish_of(number: int) -> Average:
-        if number >= WINDOW and draw.random() < share:
+        if number >= KEPT_WISHES and draw.random() < share:
             return wishing(20 * slower, "liar")
         return wishing(20, f"p{number % 2}")
 
-    assert set(lived(wish_of, 300)[WINDOW:]) == {20}
+    assert set(lived(wish_of, 300)[KEPT_WISHES:]) == {20}
 
 
 # --- what averages take of the processors ---------------------------------------------------------

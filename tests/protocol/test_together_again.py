@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from protocol.gossip.helping import Helpfulness
 from protocol.gossip.matchmaking import RESTS
 from protocol.membership.book import BackOff
-from protocol.plausible import WINDOW, Plausibility
+from protocol.plausible import KEPT_AVERAGES, Plausibility
 
 ROUND_S: Final = 60.0
 STEPS: Final = 10
@@ -131,9 +131,9 @@ def test_from_wherever_and_after_whatever_all_average_again_within_ten_rounds(ap
 MOVES: Final = 1e-3
 TOLD: Final = {
     "none": [("honest 0", 2 * MOVES), ("honest 1", 2 * MOVES), ("honest 2", 2 * MOVES)] * 6,
-    "an echo": [("echo", 0.0)] * WINDOW,
-    "many that are near": [(f"liar {number}", MOVES / 10) for number in range(WINDOW)],
-    "many that are far": [(f"liar {number}", 3 * MOVES) for number in range(WINDOW)],
+    "an echo": [("echo", 0.0)] * KEPT_AVERAGES,
+    "many that are near": [(f"liar {number}", MOVES / 10) for number in range(KEPT_AVERAGES)],
+    "many that are far": [(f"liar {number}", 3 * MOVES) for number in range(KEPT_AVERAGES)],
     "refused": [("honest 0", 1.0), ("honest 1", 1.0), ("honest 2", 1.0)] * 3,
 }
 

@@ -12,9 +12,9 @@ out again comes to the same; they were held against the codes before.
 The average of one leaf is worked out again by the same arithmetic, bit for bit. That is blocking
 work, for any thread. The codec is one's own: it holds scratch memory.
 
-An owner is given STALL_S to open, because its line may be full of what it averages; a stream that
-breaks is opened again until then. Our own averages are kept until MAX_OPENABLE newer ones are
-there, and no longer than three times that.
+An owner is given FRAGMENT_STALL_S to open, because its line may be full of what it averages; a
+stream that breaks is opened again until then. Our own averages are kept until MAX_OPENABLE newer
+ones are there, and no longer than three times that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ from protocol.wire.fragment_messages import (
 from protocol.wire.versions import FRAGMENT
 
 from . import nesterov
-from .fragment_messages import STALL_S
+from .fragment_messages import FRAGMENT_STALL_S
 from .outer_fragments import OuterFragments
 
 
@@ -235,7 +235,7 @@ class FragmentAudits:
         self._made[result.fragment, result.cycle] = _Made(order, result, now_s)
         for key, made in list(self._made.items()):
             # After a doubt others ask too.
-            if len(self._made) > MAX_OPENABLE or now_s - made.at_s > 3 * STALL_S:
+            if len(self._made) > MAX_OPENABLE or now_s - made.at_s > 3 * FRAGMENT_STALL_S:
                 del self._made[key]
 
     async def answer(self, talk: Conversation, asked: GetOpening) -> None:
@@ -257,7 +257,7 @@ class FragmentAudits:
         count = leaves_of_chunk(num_values)
         leaf = audits.Leaf(result, chunk, order.draw % count, count)
         opening = None
-        with trio.move_on_after(STALL_S):
+        with trio.move_on_after(FRAGMENT_STALL_S):
             opening = await self._opening(leaf)
         if opening is None:
             return AuditOutcome.UNOPENED, b""

@@ -38,7 +38,7 @@ from protocol.wire.versions import FRAGMENT
 
 from .averages import ChunkAverages, FragmentAudits
 from .fragment_messages import (
-    STALL_S,
+    FRAGMENT_STALL_S,
     FragmentInbound,
     FragmentQuestions,
     Inbound,
@@ -408,7 +408,7 @@ class FragmentExchange:
         if kept is None:
             await talk.refuse(RefusalReason.UNAVAILABLE, "I hold no such result")
         else:
-            await talk.send(*kept, stall_s=STALL_S)
+            await talk.send(*kept, stall_s=FRAGMENT_STALL_S)
 
     async def _send_chunk(self, asked: fragment_messages.GetChunkState, talk: Conversation) -> None:
         fragment, chunk = asked.fragment, asked.chunk
@@ -418,7 +418,7 @@ class FragmentExchange:
                 fragment, stamps.cycles[chunk], stamps.stamps[chunk]
             )
             values = await self._work.run(self._outer.read, fragment, chunk)
-        await talk.send(state, values, stall_s=STALL_S)
+        await talk.send(state, values, stall_s=FRAGMENT_STALL_S)
 
     def _stamps(self, fragment: int) -> fragment_messages.Stamps:
         ledger = self._core.ledger(fragment)

@@ -54,7 +54,7 @@ from protocol.wire.versions import FRAGMENT
 from .outer_fragments import OuterFragments
 
 # --- outbox ---------------------------------------------------------------------------------------
-STALL_S: Final = 30.0
+FRAGMENT_STALL_S: Final = 30.0
 """A peer that takes no byte for so long has lost its stream."""
 
 
@@ -107,17 +107,17 @@ class Outbox:
             async for first in take:  # and of each further stream, after one that broke
                 try:
                     async with await self._open(peer_id) as talk:
-                        await talk.send(*first, stall_s=STALL_S)
+                        await talk.send(*first, stall_s=FRAGMENT_STALL_S)
                         del first  # lent memory, which the stream would keep as long as it lasts
                         async for message, payload in take:
-                            await talk.send(message, payload, stall_s=STALL_S)
+                            await talk.send(message, payload, stall_s=FRAGMENT_STALL_S)
                 except LocoError:
                     self.lost += 1
 
     async def _open(self, peer_id: PeerId) -> Conversation:
-        with trio.move_on_after(STALL_S):
+        with trio.move_on_after(FRAGMENT_STALL_S):
             return Conversation(await self._network.open_stream(peer_id, FRAGMENT))
-        raise LocoError(f"{peer_id} did not answer within {STALL_S:.0f} s")
+        raise LocoError(f"{peer_id} did not answer within {FRAGMENT_STALL_S:.0f} s")
 
 
 # --- our own contributions ------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class FragmentInbound:
             Proof,
             place=self._place,
             max_payload_bytes=MAX_PAYLOAD_BYTES,  # the place says what is right
-            stall_s=STALL_S,
+            stall_s=FRAGMENT_STALL_S,
         )
         if isinstance(message, Proof):
             return message, bytes(self._taken())
@@ -217,7 +217,9 @@ class FragmentInbound:
 
     async def answer(self, talk: Conversation) -> tuple[Result | None, Parts]:
         """A result that was asked for; None when it was refused."""
-        message, _ = await talk.receive(Result, Refusal, place=self._place, stall_s=STALL_S)
+        message, _ = await talk.receive(
+            Result, Refusal, place=self._place, stall_s=FRAGMENT_STALL_S
+        )
         if isinstance(message, Refusal):
             return None, {}
         assert isinstance(message, Result)
@@ -332,11 +334,11 @@ class FragmentQuestions:
     @asynccontextmanager
     async def stream_to(self, peer_id: PeerId) -> AsyncIterator[Conversation]:
         """Raises LocoError, also when the time is up."""
-        with trio.move_on_after(2 * STALL_S) as scope:  # a question, and its answer
+        with trio.move_on_after(2 * FRAGMENT_STALL_S) as scope:  # a question, and its answer
             async with Conversation(await self._network.open_stream(peer_id, FRAGMENT)) as talk:
                 yield talk
         if scope.cancelled_caught:
-            raise StreamLost(f"{peer_id} took longer than {2 * STALL_S:.0f} s to answer")
+            raise StreamLost(f"{peer_id} took longer than {2 * FRAGMENT_STALL_S:.0f} s to answer")
 
     async def stamps(self, talk: Conversation, fragment: int) -> Stamps:
         """Raises LocoError."""
@@ -360,7 +362,7 @@ class FragmentQuestions:
         async with self._turn(peer_id), self.stream_to(peer_id) as talk:
             await talk.send(asked)
             room = memoryview(bytearray(8 * self._outer.chunk_values(fragment, chunk)))
-            state, _ = await talk.receive(ChunkStateReply, into=room, stall_s=STALL_S)
+            state, _ = await talk.receive(ChunkStateReply, into=room, stall_s=FRAGMENT_STALL_S)
         if (state.fragment, state.stamp.chunk) != (fragment, chunk):
             raise RemoteProtocolError("another chunk than was asked for")
         return state, {chunk: room}

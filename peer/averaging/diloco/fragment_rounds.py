@@ -284,9 +284,8 @@ class FragmentRounds:
         self._next_round = next_round(closed.round, self._heard_rounds(others))
 
     def _new_exchange(self, layout: Layout) -> FragmentExchange:
-        sync, held = self._spec.sync, self._facts.held
+        sync, held = self._spec.sync, self._parts.held
         assert sync.diloco is not None
-        assert held is not None
         fragments = fragments_of_run(sync.diloco, layout)
         outer = OuterFragments(
             fragments,
@@ -375,9 +374,7 @@ class FragmentAveraging:
 
     @property
     def round(self) -> int:
-        """The last round that is over; fragments are stepped within rounds."""
-        facts = self._parts.services.facts
-        return facts.round if facts.state is PeerState.FINISHED else facts.round - 1
+        return self._parts.services.facts.round_over
 
     @property
     def senders(self) -> int:

@@ -39,7 +39,6 @@ from peer.codec.compiled import COMPILED_FROM
 from protocol.content.samples import Float32Vector
 from protocol.diloco import commands
 from protocol.diloco.chunk_ledger import NEVER
-from protocol.diloco.peers import never
 from protocol.errors import RemoteProtocolError
 from protocol.fragment.fragments import Fragment
 from protocol.plausible import Plausibility
@@ -133,7 +132,7 @@ class OuterFragments:
         v_P: Float32Vector,
         codec: Codec,
         factors: NesterovFactors,
-        is_last: Callable[[int], bool] = never,
+        is_last: Callable[[int], bool],
     ) -> None:
         self.fragments = tuple(fragments)
         self.codec = codec

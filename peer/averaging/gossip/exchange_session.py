@@ -18,8 +18,7 @@ last piece is through on another.
 """
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -28,7 +27,7 @@ import trio
 
 from peer.network.conversation import Conversation, StreamStalled
 from peer.runtime import Network, PeerId
-from protocol.errors import LocoError, Refused, RemoteProtocolError, StreamLost
+from protocol.errors import LocalProtocolError, LocoError, Refused, RemoteProtocolError, StreamLost
 from protocol.gossip.exchange import ExchangeSide, Marks, map_of
 from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.limits import PIECE_BYTES
@@ -47,7 +46,7 @@ from protocol.wire.versions import GOSSIP
 
 from .packing import Reading
 
-STALL_S: Final = 15.0
+GOSSIP_STALL_S: Final = 15.0
 """A stream on which no byte arrives for this long is given up."""
 
 
@@ -108,17 +107,6 @@ class AverageEnded:
     exchange_s: float
 
 
-@asynccontextmanager
-async def open_talk(network: Network, peer_id: PeerId) -> AsyncIterator[Conversation]:
-    """A new gossip stream to a peer. Raises StreamLost."""
-    stream = await network.open_stream(peer_id, GOSSIP)
-    try:
-        yield Conversation(stream)
-    finally:
-        with trio.move_on_after(1, shield=True):
-            await stream.aclose()
-
-
 # --- stripes --------------------------------------------------------------------------------------
 
 
@@ -155,9 +143,9 @@ class StripedTransfer:
     async def watch(self) -> None:
         """Wait until their vector is whole. Raises StreamStalled."""
         while not self.whole.is_set():
-            stalled_s = self._last_byte_s + STALL_S
+            stalled_s = self._last_byte_s + GOSSIP_STALL_S
             if trio.current_time() >= stalled_s:
-                raise StreamStalled(f"no piece came for {STALL_S:g} s")
+                raise StreamStalled(f"no piece came for {GOSSIP_STALL_S:g} s")
             with trio.move_on_at(stalled_s):
                 await self.whole.wait()
 
@@ -251,6 +239,8 @@ class ExchangeSession:
         with trio.CancelScope(deadline=deadline_s) as timer:
             try:
                 await self._run_all()
+            except* LocalProtocolError:
+                self.side.failed(SkipReason.OWN_MISTAKE)
             except* StreamStalled:
                 self.side.failed(SkipReason.PARTNER_STALLED)
             except* StreamLost:
@@ -303,7 +293,8 @@ class ExchangeSession:
 
     async def _carry(self, stripes: StripedTransfer) -> None:
         """Open a stripe, and keep it open until the exchange is over."""
-        async with open_talk(self._network, self.partner_id) as talk:
+        stream = await self._network.open_stream(self.partner_id, GOSSIP)
+        async with Conversation(stream) as talk:
             await talk.send(Join(self.name))
             await stripes.carry(talk)
             await trio.sleep_forever()
@@ -345,8 +336,8 @@ class ExchangeSession:
             Blocks,
             place=place,
             max_payload_bytes=len(self._reading.into),
-            timeout_s=STALL_S if self._theirs is None else math.inf,
-            stall_s=STALL_S,
+            timeout_s=GOSSIP_STALL_S if self._theirs is None else math.inf,
+            stall_s=GOSSIP_STALL_S,
             on_progress=lambda _: self._may_send.set(),
         )
         match message:

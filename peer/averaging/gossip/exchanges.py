@@ -22,7 +22,7 @@ from protocol.outcomes import RefusalReason, SkipReason
 from protocol.run.ways import CODECS
 from protocol.wire.messages import Accept, Join, Propose, Refusal
 
-from .exchange_session import STALL_S, ExchangeSession, OwnVector, RoundOutcome, Skipped
+from .exchange_session import GOSSIP_STALL_S, ExchangeSession, OwnVector, RoundOutcome, Skipped
 from .packing import Packer, Reading
 
 
@@ -149,7 +149,7 @@ class Exchanges:
 
     async def ask(self, talk: Conversation, proposal: Propose) -> Accept:
         """Send a proposal, and take the answer. Raises Refused, StreamLost, RemoteProtocolError."""
-        await talk.send(proposal, stall_s=STALL_S)
+        await talk.send(proposal, stall_s=GOSSIP_STALL_S)
         answer, _ = await talk.receive(Accept)
         if answer.proposed != proposal.round:
             raise RemoteProtocolError("accepted another round than proposed")
@@ -173,7 +173,7 @@ class Exchanges:
         # Before the answer is out: a stripe may come as soon as they have it.
         with self._session(talk, own, proposal.round, num_stripes, following=True) as exchange:
             try:
-                await talk.send(answer, stall_s=STALL_S)
+                await talk.send(answer, stall_s=GOSSIP_STALL_S)
             except StreamLost:
                 return None
             heard_bytes = talk.bytes_received

@@ -30,8 +30,9 @@ from protocol.gossip.matchmaking import MAX_EXCHANGE_ROUNDS, WAIT_ROUNDS
 from protocol.limits import MAX_HELD_PROPOSALS
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import Propose
+from protocol.wire.versions import GOSSIP
 
-from .exchange_session import Averaged, AverageEnded, OwnVector, RoundOutcome, Skipped, open_talk
+from .exchange_session import Averaged, AverageEnded, OwnVector, RoundOutcome, Skipped
 from .exchanges import Exchanges, HeldProposal, note_refused
 
 
@@ -211,7 +212,8 @@ class FinalMeetings:
         partner, exchanges = meeting.partner, self._exchanges
         proposal = exchanges.agreement.proposal(own, roster=self._roster, meeting=meeting.number)
         try:
-            async with open_talk(exchanges.network, partner) as talk:
+            stream = await exchanges.network.open_stream(partner, GOSSIP)
+            async with Conversation(stream) as talk:
                 answer = await exchanges.ask(talk, proposal)
                 patience.deadline = math.inf
                 return await exchanges.lead(talk, own, answer, wait_s)

@@ -27,7 +27,7 @@ from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import AskSettled, Join, Propose, SettledOutcome, SettledReply
 from protocol.wire.versions import GOSSIP
 
-from .exchange_session import STALL_S, AverageEnded, OwnVector, RoundOutcome, Skipped, open_talk
+from .exchange_session import GOSSIP_STALL_S, AverageEnded, OwnVector, RoundOutcome, Skipped
 from .exchanges import Agreement, Exchanges, HeldProposal, note_refused
 from .final_rounds import FinalMeetings
 from .packing import Packer
@@ -186,7 +186,8 @@ class Gossip:
         with trio.CancelScope() as scope:
             self._asking[peer_id, round_] = scope
             try:
-                async with open_talk(self.exchanges.network, peer_id) as talk:
+                stream = await self.exchanges.network.open_stream(peer_id, GOSSIP)
+                async with Conversation(stream) as talk:
                     proposal = self.agreement.proposal(attempt.own)
                     answer = await self.exchanges.ask(talk, proposal)
                     self._do(self._matchmaker.accepted(peer_id, round_))
@@ -216,7 +217,7 @@ class Gossip:
         """Answer a proposal, and exchange vectors if that is yes."""
         if (refusal := self.agreement.refusal_of(proposal)) is not None:
             self._refused_proposals[refusal.reason] += 1
-            await talk.send(refusal, stall_s=STALL_S)
+            await talk.send(refusal, stall_s=GOSSIP_STALL_S)
         elif proposal.roster is not None:
             await self.meetings.called(talk, stream, proposal)
         elif stream.remote_peer_id in self._held:
@@ -290,7 +291,7 @@ class GossipServer:
 
     async def _serve(self, stream: Stream) -> None:
         talk, peer_id = Conversation(stream), stream.remote_peer_id
-        message, _ = await talk.receive(Propose, Join, AskSettled, timeout_s=STALL_S)
+        message, _ = await talk.receive(Propose, Join, AskSettled, timeout_s=GOSSIP_STALL_S)
         match message:
             case Propose():
                 gossip = self._by_group.get(message.group, self._gossips[0])
@@ -301,4 +302,4 @@ class GossipServer:
                 await (runs or every)[0].join(talk, message)
             case AskSettled():  # by an earlier version, which skips then, as we do
                 answer = SettledReply(message.exchange, SettledOutcome.UNKNOWN)
-                await talk.send(answer, stall_s=STALL_S)
+                await talk.send(answer, stall_s=GOSSIP_STALL_S)

@@ -316,10 +316,9 @@ class PairAveraging:
     @property
     def round(self) -> int:
         """The round of the last outer step; with fragments, which step in rounds, the last over."""
-        facts = self._parts.services.facts
         if self._is_whole:
             return self.lanes[0].outer.round
-        return facts.round if facts.state is PeerState.FINISHED else facts.round - 1
+        return self._parts.services.facts.round_over
 
     @property
     def senders(self) -> int:

@@ -49,7 +49,7 @@ class World:
         self.peers = Peers(IDS[0], 1)
         self.see(IDS[:2])
         self.todo: list[e.FragmentCommand] = []
-        self.context = Context(SendPlan(GROUP, 1), self.peers, self.todo.append)
+        self.context = Context(SendPlan(GROUP, 1, lambda _: False), self.peers, self.todo.append)
         stamps = self.outer.first_stamps()[FRAGMENT]
         self.machine = CycleMachine(FRAGMENT, stamps, self.context)
 

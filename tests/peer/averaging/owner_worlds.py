@@ -32,7 +32,12 @@ def outer_copy(codec: str = "fp32", seed: int = 1) -> OuterFragments:
     phi = np.random.default_rng(seed).standard_normal(layout.padded_parameters, np.float32)
     fragments = cut_fragments(layout, "whole", 1)
     return OuterFragments(
-        fragments, phi, np.zeros_like(phi), get_codec(codec), NesterovFactors(1.0, 0.0)
+        fragments,
+        phi,
+        np.zeros_like(phi),
+        get_codec(codec),
+        NesterovFactors(1.0, 0.0),
+        lambda _: False,
     )
 
 

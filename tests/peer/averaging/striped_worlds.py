@@ -21,7 +21,6 @@ from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
 from peer.observe.events import EventLog
 from peer.runtime import PeerId
-from peer.runtime.work import SimulatedWork
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.gossip.exchange import exchange_id
 from protocol.gossip.matchmaking import RoundSnapshot
@@ -30,6 +29,7 @@ from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Accept, Join, Piece, Received, Vector
 from protocol.wire.versions import GOSSIP
 from simulation.network import LinkModel, SimulatedInternet, SimulatedNetwork
+from simulation.work import SimulatedWork
 
 GROUP, LAYOUT = "ab" * 16, "12" * 16
 ROUNDS = (3, 11)

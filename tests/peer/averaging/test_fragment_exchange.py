@@ -17,7 +17,6 @@ from peer.facts import Facts
 from peer.network.conversation import Conversation
 from peer.observe.events import EventLog
 from peer.rounds.services import Services
-from peer.runtime.work import SimulatedWork
 from protocol.diloco.collecting import MAX_COLLECT_S
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.peers import FragmentCounts
@@ -37,6 +36,7 @@ from protocol.wire.fragment_messages import (
 )
 from protocol.wire.versions import FRAGMENT as PROTOCOL
 from simulation.network import SimulatedInternet
+from simulation.work import SimulatedWork
 
 MAX_RETURN_S = 2 * MAX_COLLECT_S
 """The longest that a machine waits for its results."""
@@ -171,7 +171,9 @@ async def test_fragments_sent_together_are_checked_and_leave_in_that_order(autoj
     phi = np.zeros(layout.padded_parameters, np.float32)
     fragments = cut_fragments(layout, "sequential", 1)
     factors = NesterovFactors(1.0, 0.0)
-    world = World(OuterFragments(fragments, phi, phi.copy(), get_codec("fp32"), factors))
+    world = World(
+        OuterFragments(fragments, phi, phi.copy(), get_codec("fp32"), factors, lambda _: False)
+    )
     async with world.exchange() as exchange:
         for fragment in (2, 0, 1):
             codes = memoryview(bytes(world.outer.chunk_code_bytes(fragment, 0)))

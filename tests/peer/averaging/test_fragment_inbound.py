@@ -8,7 +8,6 @@ from pipe_streams import pipe
 from peer.averaging.diloco.fragment_messages import FragmentInbound, OtherGroup
 from peer.codec import code_digest
 from peer.network.conversation import Conversation
-from peer.runtime.work import SimulatedWork
 from protocol.errors import RemoteProtocolError
 from protocol.wire.fragment_messages import (
     ChunkResult,
@@ -24,6 +23,7 @@ from protocol.wire.fragment_messages import (
 )
 from protocol.wire.frames import encode_frame
 from protocol.wire.messages import encode_message
+from simulation.work import SimulatedWork
 
 OUTER = outer_copy("int8")
 

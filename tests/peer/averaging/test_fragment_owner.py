@@ -9,12 +9,12 @@ from peer.averaging.diloco.averages import ChunkAverages
 from peer.averaging.diloco.fragment_messages import FragmentInbound
 from peer.codec import LARGEST_MAGNITUDE
 from peer.network.conversation import Conversation
-from peer.runtime.work import SimulatedWork
 from protocol.diloco import collecting
 from protocol.diloco.collecting import MAX_COLLECT_S, MAX_COLLECTIONS, MIN_COLLECT_S, Owner
 from protocol.diloco.commands import Average, Averages, FragmentCommand, GroupSeen
 from protocol.diloco.peers import Context, Peers, SendPlan
 from protocol.outcomes import RefusalReason
+from simulation.work import SimulatedWork
 
 
 class World:
@@ -28,7 +28,7 @@ class World:
         self.published: list[Averages] = []
         self.peers = Peers(IDS[0], 1)
         self.see(IDS)
-        self.context = Context(SendPlan(GROUP, 1), self.peers, self._average)
+        self.context = Context(SendPlan(GROUP, 1, lambda _: False), self.peers, self._average)
         self.owner = Owner(self.context)
         self.arithmetic = ChunkAverages(
             GROUP, IDS[0], 1, self.outer, IDENTITIES[0].sign, trims=False

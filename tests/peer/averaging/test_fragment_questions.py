@@ -12,7 +12,6 @@ from owner_worlds import FRAGMENT, GROUP, IDS, outer_copy
 from peer.averaging.diloco.averages import FragmentAudits
 from peer.averaging.diloco.fragment_messages import FragmentQuestions
 from peer.network.conversation import Conversation
-from peer.runtime.work import SimulatedWork
 from protocol.diloco.audits import Leaf
 from protocol.errors import LocoError
 from protocol.limits import READERS
@@ -31,6 +30,7 @@ from protocol.wire.fragment_messages import (
 from protocol.wire.messages import Refusal
 from protocol.wire.versions import FRAGMENT as PROTOCOL
 from simulation.network import SimulatedInternet
+from simulation.work import SimulatedWork
 
 AHEAD = [Stamp(chunk, 9, 9, bytes(16)) for chunk in range(3)]
 OUTER = outer_copy()

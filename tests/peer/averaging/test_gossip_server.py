@@ -28,13 +28,13 @@ from peer.averaging.gossip.gossip import Gossip, GossipServer
 from peer.network.conversation import Conversation
 from peer.observe.events import EventLog
 from peer.runtime import Stream
-from peer.runtime.work import SimulatedWork
 from protocol.errors import Refused
 from protocol.outcomes import RefusalReason
 from protocol.wire import pieces
 from protocol.wire.messages import Accept, AskSettled, Join, Piece, SettledOutcome, SettledReply
 from protocol.wire.versions import GOSSIP
 from simulation.network import SimulatedNetwork
+from simulation.work import SimulatedWork
 
 GROUPS = (GROUP, "cd" * 16)
 SIZES = (PARAMETERS // 2, PARAMETERS)

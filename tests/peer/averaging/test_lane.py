@@ -22,11 +22,11 @@ from peer.averaging.gossip.lane import EXPECTED_AT_FIRST, FARTHEST_WHOLE, PairLa
 from peer.averaging.gossip.outer_step import NolocoFactors, OuterState
 from peer.codec import get_codec
 from peer.facts import Facts
-from peer.runtime.work import SimulatedWork
 from protocol.gossip.final_averaging import Meeting
 from protocol.outcomes import SkipReason
 from protocol.plausible import CLIP, FIRST
 from protocol.run.run_spec import RunSpec
+from simulation.work import SimulatedWork
 
 P = 256
 PHI = 1.0
@@ -183,8 +183,10 @@ def test_a_final_averaging_after_too_few_rounds_clips_nothing():
 
 def test_a_partner_without_a_vector_is_doubted_as_one_that_is_too_far_away():
     far, bad = averaged_with(9.0), Skipped(SkipReason.BAD_VECTOR, "other")
-    lost = Skipped(SkipReason.PARTNER_LOST, "other")
-    for outcome, doubted in ((far, ["other"]), (bad, ["other"]), (lost, [])):
+    lost, ours = (
+        Skipped(why, "other") for why in (SkipReason.PARTNER_LOST, SkipReason.OWN_MISTAKE)
+    )
+    for outcome, doubted in ((far, ["other"]), (bad, ["other"]), (lost, []), (ours, [])):
         _, doubts = step(outcome)
         assert doubts == doubted
         assert doubts.believed == 0

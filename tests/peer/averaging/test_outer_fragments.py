@@ -196,7 +196,7 @@ def test_one_fragment_of_everything_is_the_flat_vector():
     size = LAYOUT.padded_parameters
     values = np.arange(size, dtype=np.float32)
     whole = (Fragment(0, ((0, size),), cut_chunks(size)),)
-    outer = OuterFragments(whole, values, np.zeros_like(values), CODEC, FACTORS)
+    outer = OuterFragments(whole, values, np.zeros_like(values), CODEC, FACTORS, lambda _: False)
     joined = [
         np.frombuffer(outer.read(0, chunk), np.float32)[: outer.chunk_values(0, chunk)]
         for chunk in range(len(whole[0].chunks))

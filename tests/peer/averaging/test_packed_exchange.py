@@ -28,13 +28,13 @@ from peer.codec import get_codec
 from peer.codec.differences import pack
 from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
-from peer.runtime.work import SimulatedWork
 from protocol.errors import StreamLost
 from protocol.gossip.exchange import map_of
 from protocol.outcomes import SkipReason
 from protocol.wire import pieces
 from protocol.wire.messages import Accept, Blocks, Misread, Received, Vector
 from protocol.wire.versions import GOSSIP
+from simulation.work import SimulatedWork
 
 CODEC = "int8-diff"
 BLOCKS = PARAMETERS // 128

@@ -26,7 +26,7 @@ from striped_worlds import (
 )
 
 from peer.averaging.gossip import exchanges
-from peer.averaging.gossip.exchange_session import STALL_S, Averaged, Skipped
+from peer.averaging.gossip.exchange_session import GOSSIP_STALL_S, Averaged, Skipped
 from peer.network.conversation import Conversation
 from protocol.errors import Refused, StreamLost
 from protocol.limits import INBOUND_STREAMS, MAX_STRIPES, STRIPE_FROM_BYTES
@@ -71,10 +71,10 @@ async def both_average(parameters: int) -> tuple[Peer, Peer, int]:
             nursery.start_soon(two.average, one.own)
             nursery.start_soon(one.average, two.own)
             while one.outcome is None or two.outcome is None:
-                most = max(most, a.statistics().open_streams)
+                most = max(most, len(a.streams))
                 await trio.sleep(0.01)
         await trio.sleep(1.0)
-        assert a.statistics().open_streams == b.statistics().open_streams == 0
+        assert len(a.streams) == len(b.streams) == 0
         return one, two, most
 
 
@@ -124,6 +124,20 @@ async def test_an_exchange_that_is_over_keeps_no_vector(
         assert [payload() for payload in payloads] == [None, None]
 
 
+@pytest.mark.parametrize("stripe_from_bytes", [2 * PIECE, STRIPE_FROM_BYTES])
+async def test_a_mistake_of_our_own_is_not_the_partners(
+    autojump_clock, small, monkeypatch, stripe_from_bytes
+):
+    monkeypatch.setattr(exchanges, "STRIPE_FROM_BYTES", stripe_from_bytes)
+    mistaken = replace(contribution(2), digest="what no partner would take")
+    async with two_networks() as (a, b), real_peer(a, 1) as one, real_peer(b, 2) as two:
+        two.own = mistaken
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.average)
+            nursery.start_soon(two.average, one.own)
+    assert two.outcome == Skipped(SkipReason.OWN_MISTAKE, a.peer_id)
+
+
 async def test_pieces_come_in_any_order_on_any_stream(autojump_clock, small):
     async with rogue() as (r, peer):
         theirs = bytearray(len(r.own.payload))
@@ -162,7 +176,7 @@ async def test_without_any_stripe_it_stalls_within_the_bound(autojump_clock, sma
         await r.say_head()
         accepted_s = trio.current_time()
     assert skipped(peer) is SkipReason.PARTNER_STALLED
-    assert peer.ended_s - accepted_s < STALL_S + 1
+    assert peer.ended_s - accepted_s < GOSSIP_STALL_S + 1
 
 
 async def test_a_stripe_that_falls_silent_stalls_the_exchange_only_if_all_do(autojump_clock, small):
@@ -171,12 +185,12 @@ async def test_a_stripe_that_falls_silent_stalls_the_exchange_only_if_all_do(aut
         await r.say_head()
         await r.say_piece(silent, 0)
         for start in r.starts()[1:-1]:
-            await trio.sleep(3 * STALL_S / len(r.starts()))
+            await trio.sleep(3 * GOSSIP_STALL_S / len(r.starts()))
             await r.say_piece(busy, start)
         assert peer.outcome is None
         last_s = trio.current_time()
     assert skipped(peer) is SkipReason.PARTNER_STALLED
-    assert STALL_S - 1 < peer.ended_s - last_s < STALL_S + 1
+    assert GOSSIP_STALL_S - 1 < peer.ended_s - last_s < GOSSIP_STALL_S + 1
 
 
 @pytest.mark.parametrize("whole_pieces", [0, 3])
@@ -262,7 +276,7 @@ async def test_stripes_beyond_the_bound_or_of_no_exchange_are_refused_alone(auto
 async def test_who_was_asked_sends_no_piece_before_the_other_has_begun(autojump_clock, small):
     async with rogue() as (r, peer):
         stripe = await r.join()
-        with trio.move_on_after(STALL_S / 2):
+        with trio.move_on_after(GOSSIP_STALL_S / 2):
             await stripe.receive(Piece)
             raise AssertionError("a piece for nobody")
         assert peer.outcome is None
@@ -288,7 +302,7 @@ async def test_stripes_that_are_not_taken_lose_the_exchange(autojump_clock, smal
         await b.serve(GOSSIP, serve)
         await peer.average(contribution(2))
         assert skipped(peer) is SkipReason.PARTNER_LOST
-        assert a.statistics().open_streams == 0
+        assert len(a.streams) == 0
 
 
 async def test_more_stripes_than_proposed_are_no_agreement(autojump_clock):
@@ -330,6 +344,6 @@ async def test_cancelled_at_any_time_no_stream_is_left(autojump_clock, small, wh
         await trio.sleep(whole_s * eighths / 8)
         (one, two)[who].scope.cancel()
         internet.kill(IDS[who])
-        await trio.sleep(2 * STALL_S)
+        await trio.sleep(2 * GOSSIP_STALL_S)
         assert (one, two)[1 - who].outcome is not None
-        assert networks[1 - who].statistics().open_streams == 0
+        assert len(networks[1 - who].streams) == 0

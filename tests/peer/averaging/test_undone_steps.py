@@ -23,7 +23,7 @@ def values(world: World) -> list[bytes]:
 
 
 def withdraw(world: World) -> None:
-    world.peers.note_untrue(LIAR)
+    world.peers.note_untrue(LIAR, b"")
     world.take(Withdrawn(LIAR))
 
 
@@ -64,7 +64,7 @@ def test_only_what_the_owner_made_that_is_not_believed_is_taken_back(world):
     world.take(*(result(chunk) for chunk in range(NUM_CHUNKS)))
     after = values(world)
     world.take(Withdrawn(LIAR))
-    world.peers.note_untrue(IDS[2])
+    world.peers.note_untrue(IDS[2], b"")
     world.take(Withdrawn(IDS[2]))
     world.peers.note_unopened(FRAGMENT, CYCLE + 1, LIAR)
     world.take(Withdrawn(LIAR))

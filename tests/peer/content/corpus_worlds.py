@@ -16,7 +16,6 @@ from peer.facts import Facts
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.rounds.services import Services
-from peer.runtime.work import SimulatedWork
 from peer.training.corpus.blocks import Corpus
 from peer.training.corpus.folder import KeptCorpus, prepare_corpus
 from protocol.membership.view import Progress, Roster
@@ -26,6 +25,7 @@ from protocol.schedule.data_plan import DataPlan
 from protocol.wire.versions import CONTENT
 from simulation.network import LinkModel, SimulatedInternet, SimulatedLink, SimulatedNetwork
 from simulation.swarm import identity_of
+from simulation.work import SimulatedWork
 
 SPEC = RunSpec(
     model=ModelSection(context_length=64),

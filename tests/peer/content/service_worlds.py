@@ -12,7 +12,6 @@ import numpy.typing as npt
 from peer.content.fetching import fetch_from
 from peer.content.service import ContentService
 from peer.content.state_file import StateManifest, write_state
-from peer.runtime.work import SimulatedWork
 from protocol.content.samples import sample_of
 from protocol.limits import STATE_CHUNK_BYTES
 from protocol.membership.group import Group
@@ -21,6 +20,7 @@ from protocol.run.signed_spec import SignedSpec
 from protocol.wire.content_messages import StateScalars
 from simulation.network import SimulatedInternet, SimulatedNetwork
 from simulation.swarm import identity_of
+from simulation.work import SimulatedWork
 
 P = 3 * STATE_CHUNK_BYTES // 8
 FOUNDER = identity_of(1, "founder")

@@ -13,7 +13,7 @@ from service_worlds import GROUP, SIGNED, P, World, empty_vectors, world
 from trio.testing import MockClock
 
 from peer.content.fetching import (
-    ANSWER_S,
+    CONTENT_ANSWER_S,
     RATE_WINDOW_S,
     ContentClient,
     ExpectedState,
@@ -54,7 +54,7 @@ async def hold(made: World, network: Any) -> None:
     """Ask for the spec, and keep the stream open for as long as it is let."""
     async with made.fetcher(network) as fetcher:
         await fetcher.spec(None)
-        await trio.sleep(2 * ANSWER_S)
+        await trio.sleep(2 * CONTENT_ANSWER_S)
 
 
 async def is_served(made: World, network: Any = None) -> bool:
@@ -78,7 +78,7 @@ async def test_readers_are_bounded_and_a_silent_one_makes_room(
             nursery.start_soon(hold, made, network)
         await trio.sleep(1.0)
         assert not await is_served(made)
-        await trio.sleep(ANSWER_S)
+        await trio.sleep(CONTENT_ANSWER_S)
         assert await is_served(made)
         nursery.cancel_scope.cancel()
 
@@ -123,7 +123,7 @@ async def test_a_stream_that_says_nothing_is_given_up_soon(
         silent = await made.client.open_stream(made.server.peer_id, CONTENT)
         began_s = trio.current_time()
         assert await silent.receive_some() == b""
-        assert trio.current_time() - began_s <= ANSWER_S + 0.5
+        assert trio.current_time() - began_s <= CONTENT_ANSWER_S + 0.5
 
 
 async def ask_and_read_nothing(made: World, network: Any, request: Any) -> None:
@@ -287,7 +287,7 @@ async def test_a_source_that_trickles_is_left_within_minutes_and_its_chunks_are_
 ) -> None:
     usual: Any = Conversation.send.__kwdefaults__
     monkeypatch.setitem(usual, "stall_s", 1e6)
-    monkeypatch.setattr("peer.content.fetching.STALL_S", 1e6)
+    monkeypatch.setattr("peer.content.fetching.CONTENT_STALL_S", 1e6)
     async with world(tmp_path) as made:
         vectors = empty_vectors()
         download = StateDownload(*vectors)

@@ -15,7 +15,6 @@ from peer.content import service
 from peer.content.fetching import ExpectedState, whole_state
 from peer.content.service import ContentService, WrittenState
 from peer.daemon.kept_experts import first_state
-from peer.runtime.work import SimulatedWork
 from protocol.content.samples import BLOCK_VALUES, block_starts
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.limits import STATE_CHUNK_BYTES
@@ -23,6 +22,7 @@ from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason
 from protocol.wire.content_messages import GetParts, GetState, Part
 from protocol.wire.versions import CONTENT
+from simulation.work import SimulatedWork
 
 
 async def test_spec_blob_and_state_come_over_one_stream(

@@ -25,7 +25,6 @@ from peer.daemon.sources import NobodyHelped
 from peer.facts import Facts, HeldPart, PartShape
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.runtime.work import SimulatedWork
 from protocol.content.manifest import digest_of
 from protocol.errors import RemoteProtocolError
 from protocol.membership.group import Group
@@ -36,6 +35,7 @@ from protocol.schedule.data_plan import DataPlan
 from protocol.wire.content_messages import StateScalars
 from simulation.machine import SimulatedProvision
 from simulation.swarm import open_swarm
+from simulation.work import SimulatedWork
 
 P = 256
 LAYOUT = "cd" * 16

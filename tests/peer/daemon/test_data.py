@@ -13,12 +13,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from peer.daemon import provision as data_module
 from peer.daemon.provision import freeze_data, obtain_data
 from peer.options.config import load_config
-from peer.runtime.work import SimulatedWork
 from peer.state.home import HomeError
 from peer.training.corpus.folder import KeptCorpus
 from protocol.errors import InvalidRunSpec
 from protocol.run.amendments import differing_keys
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
+from simulation.work import SimulatedWork
 
 
 class Peer:

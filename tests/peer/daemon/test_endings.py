@@ -10,7 +10,6 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.checkpointing import CheckpointPlan
 from peer.observe.event_names import EventName
-from peer.runtime.work import SimulatedWork
 from peer.state.checkpoints import Checkpoint, CheckpointStore, Manifest
 from peer.state.home import Home
 from peer.state.uploads import Uploads
@@ -25,6 +24,7 @@ from simulation.swarm import (
     open_swarm,
 )
 from simulation.trainer import SimulatedSpeed
+from simulation.work import SimulatedWork
 
 pytestmark = pytest.mark.slow
 

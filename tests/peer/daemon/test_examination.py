@@ -29,7 +29,6 @@ from peer.daemon.links import SILENCE_S
 from peer.daemon.outside import be_reached
 from peer.network.identity import load
 from peer.observe.event_names import EventName
-from peer.runtime.work import SimulatedWork
 from peer.state.home import Home
 from peer.training.corpus.blocks import Corpus
 from peer.training.corpus.folder import KeptCorpus, prepare_corpus
@@ -42,6 +41,7 @@ from protocol.run.signed_spec import SignedSpec
 from simulation.machine import Machine
 from simulation.network import LinkModel, SimulatedInternet, SimulatedNetwork
 from simulation.swarm import SimulatedSwarm, identity_of, open_swarm
+from simulation.work import SimulatedWork
 
 pytestmark = pytest.mark.slow
 

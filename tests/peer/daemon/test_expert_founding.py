@@ -9,13 +9,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from peer.daemon.provision import RealProvision
 from peer.options.config import load_config
-from peer.runtime.work import SimulatedWork
 from peer.state.home import Home
 from peer.training.corpus.folder import prepare_corpus
 from protocol.errors import InvalidRunSpec
 from protocol.run.amendments import differing_keys
 from protocol.run.run_spec import RunSpec, validated
 from protocol.schedule.progress import nobody
+from simulation.work import SimulatedWork
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 200
 

@@ -126,7 +126,7 @@ async def test_failure_after_failure_ends_the_peer_and_nobody_else(tmp_path):
         assert "trainer-dies" in [problem.name for problem in swarm["b"].report.status().problems]
         assert "signal 9" in str(failure)
         assert swarm["b"].facts.restarts == {"died": MAX_FAILURES_IN_A_ROW + 1}
-        assert swarm["b"].network.statistics().open_streams == 0
+        assert len(swarm["b"].network.streams) == 0
         await swarm.finished("a")
         (finished,) = swarm["a"].events(EventName.RUN_FINISHED)
         assert finished["step"] == 20 * 20

@@ -22,7 +22,7 @@ from swarm_worlds import (
 from peer.daemon.links import SILENCE_S
 from peer.observe.event_names import EventName
 from protocol.errors import StreamLost
-from protocol.gossip.matchmaking import ANSWER_S
+from protocol.gossip.matchmaking import PROPOSAL_ANSWER_S
 from protocol.schedule.rounds import LARGEST_CHANGE
 from protocol.wire.versions import GOSSIP
 from simulation.machine import Machine
@@ -144,7 +144,7 @@ def cut_line(swarm: SimulatedSwarm, one: str, other: str) -> None:
 @pytest.mark.parametrize(
     ("what", "most", "within_s"),
     [
-        ("the line is cut", 5, SILENCE_S + ANSWER_S),
+        ("the line is cut", 5, SILENCE_S + PROPOSAL_ANSWER_S),
         pytest.param("gossip streams fail", 2, math.inf, marks=pytest.mark.long),
     ],
     ids=["line", "streams"],

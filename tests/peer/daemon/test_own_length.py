@@ -15,12 +15,12 @@ from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.rounds.pace import Pace
 from peer.runtime import NetworkStatistics, ProcessorTime, Work
-from peer.runtime.work import SimulatedWork
 from peer.training.messages import RoundClosed
 from protocol.gossip.round_length import FEWEST, FIRST_INNER_STEPS, LINE_SHARE, PAUSE_SHARE
 from protocol.membership.view import Member, Progress, Roster, View
 from protocol.outcomes import SkipReason
 from protocol.schedule.rounds import keep_together
+from simulation.work import SimulatedWork
 
 NOMINAL = 64
 GROUP = "ours"

@@ -7,7 +7,7 @@ import trio
 from gossip_tap import Tap, install
 from swarm_worlds import distance, outcomes, simulated, start, tally, toy_spec
 
-from peer.averaging.gossip.exchange_session import STALL_S
+from peer.averaging.gossip.exchange_session import GOSSIP_STALL_S
 from peer.observe.event_names import EventName
 from protocol.wire.messages import Received, Vector
 from simulation.machine import Machine
@@ -100,7 +100,7 @@ async def test_who_gets_no_receipt_is_unsettled_and_the_difference_heals(tmp_pat
 # Before the vector is there, a stall is noticed. A receipt may be behind all that the network
 # holds, so for want of it only the network's own silence ends the wait.
 @pytest.mark.parametrize(
-    ("kind", "bound_s", "rounds_lost"), [(Vector, STALL_S, 1), (Received, 45.0, 3)]
+    ("kind", "bound_s", "rounds_lost"), [(Vector, GOSSIP_STALL_S, 1), (Received, 45.0, 3)]
 )
 def test_a_partner_that_stalls_costs_one_skip_within_the_bound(
     tmp_path, monkeypatch, kind, bound_s, rounds_lost

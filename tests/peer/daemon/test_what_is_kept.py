@@ -25,7 +25,6 @@ from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.process.rejoin import JoinAgain
 from peer.rounds.loop import RoundLoop
-from peer.runtime.work import SimulatedWork
 from peer.state.checkpoints import CheckpointStore, NoRoom
 from peer.training.messages import StepChosen
 from protocol.admission.statements import Verdict
@@ -37,6 +36,7 @@ from protocol.schedule.rounds import LOST_LAG_ROUNDS
 from simulation.machine import Machine
 from simulation.swarm import CHECKPOINTS_KEPT, SimulatedPeer, SimulatedSwarm, open_swarm
 from simulation.trainer import SimulatedSpeed
+from simulation.work import SimulatedWork
 
 pytestmark = pytest.mark.slow
 

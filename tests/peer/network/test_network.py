@@ -74,7 +74,7 @@ async def connected(pair: Pair) -> None:
 
 
 def nothing_open(network: AnyNetwork) -> bool:
-    return network.statistics().open_streams == 0
+    return len(network.streams) == 0
 
 
 async def assert_nothing_open(pair: Pair) -> None:

@@ -17,7 +17,6 @@ from peer.codec import get_codec
 from peer.facts import Facts, PeerState
 from peer.rounds.services import Services
 from peer.rounds.way import TrainerLine
-from peer.runtime.work import SimulatedWork
 from peer.stages.peers import StagePeers
 from peer.stages.roles import exchange_of
 from peer.training.shared import RING_PER_SLOT, SLOTS, BoundaryRing, code_memory
@@ -31,6 +30,7 @@ from protocol.run.layout import part_of_stage
 from protocol.run.run_spec import RunSpec
 from protocol.wire.stage_messages import Direction
 from simulation.network import LinkModel, SimulatedInternet
+from simulation.work import SimulatedWork
 
 RUN_ID = "ab" * 16
 SLOT_BYTES = 1024

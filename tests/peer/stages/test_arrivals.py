@@ -8,7 +8,6 @@ import trio
 
 from peer.codec import BLOCK, get_codec
 from peer.network.conversation import Conversation, StreamStalled
-from peer.runtime.work import SimulatedWork
 from peer.stages.transfers import FLOOR_S, BoundaryReceiver, StageSession, Unusual
 from peer.training.shared import BoundaryRing, code_memory
 from protocol.address.peer_id import peer_id_from_public_key
@@ -17,10 +16,11 @@ from protocol.microbatch.iterations import SEVERAL
 from protocol.microbatch.sizes import FACTOR, LARGEST
 from protocol.microbatch.trainer_messages import Freed
 from protocol.outcomes import RefusalReason
-from protocol.schedule.deadline import FIRST_OBSERVATIONS, WINDOW
+from protocol.schedule.deadline import FIRST_OBSERVATIONS, KEPT_WAITS
 from protocol.wire.stage_messages import Boundary, BoundaryKept, Credit
 from protocol.wire.versions import STAGE
 from simulation.network import LinkModel, SimulatedInternet
+from simulation.work import SimulatedWork
 
 LINK = LinkModel(latency_s=0.1, bandwidth_bytes_per_s=1e6)
 US, THEM = (peer_id_from_public_key(bytes([n]) * 32) for n in (1, 2))
@@ -119,13 +119,13 @@ async def test_before_enough_was_seen_the_patience_holds(autojump_clock):
 @pytest.mark.slow
 async def test_machines_that_have_become_slow_are_waited_for_in_the_end(autojump_clock):
     async with taking() as (taker, bring, _):
-        for _ in range(WINDOW):
+        for _ in range(KEPT_WAITS):
             await bring(1.0)
-        for _ in range(WINDOW):
+        for _ in range(KEPT_WAITS):
             with suppress(StreamLost):
                 await bring(2 * FLOOR_S)
-        assert 0 < len(taker.waited_s) < WINDOW
-        assert taker.begun == 2 * WINDOW - len(taker.waited_s)
+        assert 0 < len(taker.waited_s) < KEPT_WAITS
+        assert taker.begun == 2 * KEPT_WAITS - len(taker.waited_s)
 
 
 async def test_what_holds_no_finite_values_is_refused_before_a_trainer_sees_it(autojump_clock):
