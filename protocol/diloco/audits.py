@@ -91,7 +91,7 @@ from protocol.wire.fragment_messages import (
 )
 from protocol.wire.messages import decode_message, encode_message
 
-from .commands import Audit, Convict, Parts
+from .commands import Audit, Codes, Convict
 from .peers import Context
 
 AUDITS_PER_RESULT: Final = 2.0
@@ -260,14 +260,14 @@ class Audits:
         self._peers = context.peers
         self._seed = seed
         self._under_way: set[Key] = set()
-        self._results: dict[Key, tuple[Result, Parts]] = {}
+        self._results: dict[Key, tuple[Result, Codes]] = {}
         self._signed: dict[tuple[int, str], list[Result]] = {}
 
     def is_convicted(self, owner: str) -> bool:
         return owner in self._peers.liars
 
     # --- what is audited --------------------------------------------------------------------------
-    def arrived(self, result: Result, codes: Parts) -> None:
+    def arrived(self, result: Result, codes: Codes) -> None:
         """A believed result came from its owner (rule 1)."""
         key = result.fragment, result.cycle, result.owner
         if key in self._peers.unopened or not codes:

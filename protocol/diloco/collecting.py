@@ -43,7 +43,7 @@ from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import ObservedDeadline
 from protocol.wire.fragment_messages import Contribution, Stamp
 
-from .commands import Admitted, Average, Parts
+from .commands import Admitted, Average, Codes
 from .peers import BEGUN_FROM, Context
 
 MIN_COLLECT_S: Final = 1.0
@@ -161,7 +161,7 @@ class Owner:
                 self._close(key)
 
     def contributed(
-        self, peer_id: str, contribution: Contribution, codes: Parts
+        self, peer_id: str, contribution: Contribution, codes: Codes
     ) -> RefusalReason | None:
         """Take codes of chunks that a peer, perhaps we, sent us; or say why not."""
         key = (contribution.fragment, contribution.cycle)

@@ -31,7 +31,7 @@ from protocol.wire.fragment_messages import (
     Stamps,
 )
 
-Parts = Mapping[int, memoryview]
+Codes = Mapping[int, memoryview]
 """Codes by chunk."""
 Unasked = Contribution | Result | NoResult | FragmentSettled | Doubt
 """What peers send without being asked, about one fragment."""
@@ -92,7 +92,7 @@ class Averages:
 
     result: Result
     codes: memoryview
-    parts: Parts
+    parts: Codes
 
 
 # --- what the cycles of a fragment take, one after another ----------------------------------------

@@ -49,13 +49,13 @@ from .chunk_ledger import ChunkLedger, can_be
 from .collecting import Owner
 from .commands import (
     Averages,
+    Codes,
     CyclePassed,
     FragmentAnswer,
     FragmentCommand,
     FragmentQuestion,
     GroupSeen,
     HoldOutcome,
-    Parts,
     ResultArrived,
     Sent,
     Unasked,
@@ -66,7 +66,7 @@ from .owners import Beliefs
 from .peers import Context, FragmentCounts, Peers, SendPlan
 
 
-def parts_of(result: Result, codes: Parts, sender: str) -> list[ResultArrived]:
+def parts_of(result: Result, codes: Codes, sender: str) -> list[ResultArrived]:
     return [
         ResultArrived(result, of_chunk, part, sender)
         for chunk, part in codes.items()
@@ -154,7 +154,7 @@ class FragmentCore:
         self._machines[fragment].written(stamps)
 
     # --- from other peers -------------------------------------------------------------------------
-    def received(self, sender: str, message: Unasked, codes: Parts) -> None:
+    def received(self, sender: str, message: Unasked, codes: Codes) -> None:
         """A message came, checked; or a contribution of our own."""
         self._peers.note_heard(sender)
         machine = self._machines[message.fragment]
@@ -173,7 +173,7 @@ class FragmentCore:
                 self._advance_collections()
                 machine.healing.compare(sender)
 
-    def _contributed(self, sender: str, message: Contribution, codes: Parts) -> None:
+    def _contributed(self, sender: str, message: Contribution, codes: Codes) -> None:
         if not all(can_be(stamp, message.cycle) for stamp in message.stamps):
             self.counts.refused[RefusalReason.IMPLAUSIBLE] += 1
             return
@@ -194,7 +194,7 @@ class FragmentCore:
                         self._context.tell(sender, *kept)
                 machine.tell_settled(sender)
 
-    def _result_came(self, sender: str, result: Result, codes: Parts) -> None:
+    def _result_came(self, sender: str, result: Result, codes: Codes) -> None:
         machine = self._machines[result.fragment]
         self._audits.noted(result)
         of_its_life = self._peers.is_of_its_life(result, sender)
@@ -215,7 +215,7 @@ class FragmentCore:
         return doubt is None
 
     def answered(
-        self, peer_id: str, question: FragmentQuestion, answer: FragmentAnswer | None, codes: Parts
+        self, peer_id: str, question: FragmentQuestion, answer: FragmentAnswer | None, codes: Codes
     ) -> None:
         """A peer answers an `Ask`; None if it says nothing, or when nothing more is asked.
 

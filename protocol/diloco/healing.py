@@ -49,7 +49,7 @@ from protocol.wire.fragment_messages import (
 )
 
 from .chunk_ledger import ChunkLedger, ResultVerdict, can_be
-from .commands import Ask, ChunkFetched, FragmentAnswer, FragmentQuestion, Parts, ResultArrived
+from .commands import Ask, ChunkFetched, Codes, FragmentAnswer, FragmentQuestion, ResultArrived
 from .peers import BEGUN_FROM, Context
 
 
@@ -205,7 +205,7 @@ class Healing:
 
     # --- answers ----------------------------------------------------------------------------------
     def answered(
-        self, peer_id: str, question: FragmentQuestion, answer: FragmentAnswer | None, codes: Parts
+        self, peer_id: str, question: FragmentQuestion, answer: FragmentAnswer | None, codes: Codes
     ) -> list[ChunkFetched]:
         """A peer answers, or (None) says nothing more. Returns the chunks that are to be taken."""
         confirmed: list[ChunkFetched] = []
@@ -241,7 +241,7 @@ class Healing:
                 self.request(chunk, peer_id)
 
     def applicable(
-        self, peer_id: str, asked: GetResult, result: Result, codes: Parts
+        self, peer_id: str, asked: GetResult, result: Result, codes: Codes
     ) -> ResultArrived | None:
         """The result that was asked for, if it can be applied to the state that we have."""
         if (result.fragment, result.cycle) != (self._fragment, asked.cycle):

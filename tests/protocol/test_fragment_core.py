@@ -206,7 +206,7 @@ class Alone:
 
     def contribution(
         self, sender: str, cycle: int = 0, stamps: tuple[Stamp, ...] | None = None
-    ) -> tuple[str, str, Contribution, e.Parts]:
+    ) -> tuple[str, str, Contribution, e.Codes]:
         ledger = self.peer.core.ledger(0)
         if stamps is None:
             stamps = tuple(ledger.stamps)

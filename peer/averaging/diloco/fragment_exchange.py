@@ -24,7 +24,7 @@ from peer.rounds.services import Services
 from peer.runtime import PeerId, Stream
 from protocol.diloco import commands
 from protocol.diloco.collecting import MAX_COLLECTIONS
-from protocol.diloco.commands import GroupSeen, HoldOutcome, Parts, SendEnded, Sent, WriteOrder
+from protocol.diloco.commands import Codes, GroupSeen, HoldOutcome, SendEnded, Sent, WriteOrder
 from protocol.diloco.core import FragmentCore
 from protocol.diloco.cycle_machine import MAX_WAITING
 from protocol.diloco.healing import most_say
@@ -199,8 +199,8 @@ class FragmentExchange:
                 self._tell_core(FragmentCore.proved, owner, proof)
 
     def sent(self, sent: Sent) -> None:
-        part = min(1.0, sent.steps / self._parts.inner_steps)
-        self._outer.sends(sent.fragment, sent.codes, part)
+        steps_share = min(1.0, sent.steps / self._parts.inner_steps)
+        self._outer.sends(sent.fragment, sent.codes, steps_share)
         self._tell_core(FragmentCore.sent, sent)
 
     # --- the core's side --------------------------------------------------------------------------
@@ -323,7 +323,7 @@ class FragmentExchange:
 
     async def _fetch(self, peer_id: PeerId, question: fragment_messages.GetChunkState) -> None:
         answer: fragment_messages.ChunkStateReply | None = None
-        values: Parts = {}
+        values: Codes = {}
         with suppress(LocoError):
             answer, values = await self._questions.fetch(peer_id, question)
         self._tell_core(FragmentCore.answered, peer_id, question, answer, values)
@@ -373,7 +373,7 @@ class FragmentExchange:
             try:
                 while self._parts.members.is_linked(talk.remote_peer_id):
                     message, codes = await inbound.next(talk)
-                    await self._take(talk, message, codes)
+                    await self._handle(talk, message, codes)
                 refused[RefusalReason.NOT_LINKED] += 1
                 sentence = "I have no link with you as a peer of my group"
                 await talk.refuse(RefusalReason.NOT_LINKED, sentence)
@@ -381,8 +381,8 @@ class FragmentExchange:
                 refused[RefusalReason.OTHER_GROUP] += 1
                 await talk.refuse(RefusalReason.OTHER_GROUP, str(stray))
 
-    async def _take(
-        self, talk: Conversation, message: Inbound | fragment_messages.Proof, came: Parts | bytes
+    async def _handle(
+        self, talk: Conversation, message: Inbound | fragment_messages.Proof, came: Codes | bytes
     ) -> None:
         """Raises RemoteProtocolError: a proof is not valid."""
         match message:

@@ -27,7 +27,7 @@ from peer.codec import Codec, code_digest, codes_as_tensor, root_mean_square
 from peer.network.conversation import Conversation, Payload
 from peer.runtime import Network, PeerId, Work
 from protocol.address.peer_id import Sign
-from protocol.diloco.commands import Contribute, Parts
+from protocol.diloco.commands import Codes, Contribute
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT, MAX_EVIDENCE_BYTES, MAX_PAYLOAD_BYTES, READERS
 from protocol.membership.group import other_group_sentence
@@ -131,7 +131,7 @@ def length_of(codec: Codec, codes: memoryview, num_values: int) -> float:
 
 def contribution_of(
     order: Contribute, group: str, outer: OuterFragments, sign: Sign
-) -> tuple[Contribution, memoryview, Parts]:
+) -> tuple[Contribution, memoryview, Codes]:
     """Our contribution to an owner, perhaps us; its codes, together and by chunk. Blocking work."""
     sent, chunks = order.sent, [stamp.chunk for stamp in order.stamps]
     fragment = sent.fragment
@@ -156,7 +156,7 @@ def contribution_of(
 
 
 def signed_with(
-    unsigned: Contribution, parts: Parts, outer: OuterFragments, sign: Sign
+    unsigned: Contribution, parts: Codes, outer: OuterFragments, sign: Sign
 ) -> Contribution:
     codec, chunks = outer.codec, [stamp.chunk for stamp in unsigned.stamps]
     sizes = [outer.chunk_values(unsigned.fragment, chunk) for chunk in chunks]
@@ -195,7 +195,7 @@ class FragmentInbound:
         self._work = work
         self._room = memoryview(b"")
 
-    async def next(self, talk: Conversation) -> tuple[Inbound | Proof, Parts | bytes]:
+    async def next(self, talk: Conversation) -> tuple[Inbound | Proof, Codes | bytes]:
         """The next message, with its codes by chunk; a proof as it came.
 
         Raises StreamLost, RemoteProtocolError (OtherGroup).
@@ -215,7 +215,7 @@ class FragmentInbound:
         self._check_place(message)
         return message, {}
 
-    async def answer(self, talk: Conversation) -> tuple[Result | None, Parts]:
+    async def answer(self, talk: Conversation) -> tuple[Result | None, Codes]:
         """A result that was asked for; None when it was refused."""
         message, _ = await talk.receive(
             Result, Refusal, place=self._place, stall_s=FRAGMENT_STALL_S
@@ -225,7 +225,7 @@ class FragmentInbound:
         assert isinstance(message, Result)
         return message, await self._checked_codes(message, talk)
 
-    async def _checked_codes(self, message: Contribution | Result, talk: Conversation) -> Parts:
+    async def _checked_codes(self, message: Contribution | Result, talk: Conversation) -> Codes:
         return await self._work.run(self._checked, message, self._taken(), talk.remote_peer_id)
 
     def _taken(self) -> memoryview:
@@ -262,7 +262,7 @@ class FragmentInbound:
         if len(set(chunks)) != len(chunks) or any(chunk >= num_chunks for chunk in chunks):
             raise RemoteProtocolError(f"chunks {chunks} of a fragment of {num_chunks}")
 
-    def _checked(self, message: Contribution | Result, codes: memoryview, sender: str) -> Parts:
+    def _checked(self, message: Contribution | Result, codes: memoryview, sender: str) -> Codes:
         codec = self._outer.codec
         parts = self._outer.split_codes(message.fragment, _carried(message), codes)
         if isinstance(message, Contribution):
@@ -281,7 +281,7 @@ class FragmentInbound:
             self._check_lengths(message, parts)
         return parts
 
-    def _check_lengths(self, message: Contribution, parts: Parts) -> None:
+    def _check_lengths(self, message: Contribution, parts: Codes) -> None:
         for told, (chunk, part) in zip(message.lengths, parts.items(), strict=True):
             num_values = self._outer.chunk_values(message.fragment, chunk)
             if not is_length(told, length_of(self._outer.codec, part, num_values)):
@@ -350,13 +350,13 @@ class FragmentQuestions:
             raise RemoteProtocolError(f"no stamps of the {len(chunks)} chunks of {fragment}")
         return answer
 
-    async def result(self, talk: Conversation, asked: GetResult) -> tuple[Result | None, Parts]:
+    async def result(self, talk: Conversation, asked: GetResult) -> tuple[Result | None, Codes]:
         """A result of theirs; None if they no longer have it. Raises LocoError."""
         async with self._turn(talk.remote_peer_id):
             await talk.send(asked)
             return await FragmentInbound(self._group, self._outer, self._work).answer(talk)
 
-    async def fetch(self, peer_id: PeerId, asked: GetChunkState) -> tuple[ChunkStateReply, Parts]:
+    async def fetch(self, peer_id: PeerId, asked: GetChunkState) -> tuple[ChunkStateReply, Codes]:
         """A chunk as they have it. Raises LocoError."""
         fragment, chunk = asked.fragment, asked.chunk
         async with self._turn(peer_id), self.stream_to(peer_id) as talk:

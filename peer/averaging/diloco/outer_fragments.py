@@ -246,23 +246,24 @@ class OuterFragments:
         share = seen.share("", length, scale, expected=scale, instead=again)
         return share is not None
 
-    def sends(self, fragment: int, codes: memoryview, part: float = 1.0) -> None:
+    def sends(self, fragment: int, codes: memoryview, steps_share: float = 1.0) -> None:
         """Note what we contribute: results of a fragment are about as long.
 
         Args:
-            part: of the steps of a peer of median speed: a slow peer's contribution is shorter.
+            steps_share: our steps, over those of a peer of median speed: a slow peer's contribution
+                is shorter.
         """
-        self._sent[fragment] = (codes, part)
+        self._sent[fragment] = (codes, steps_share)
 
     def _first_bound(self, fragment: int, chunk: int) -> float:
         """The longest plausible result while few were seen."""
         size = self.chunk_values(fragment, chunk)
         if fragment in self._sent:
-            sent, part = self._sent[fragment]
+            sent, steps_share = self._sent[fragment]
             chunks = range(len(self.fragments[fragment].chunks))
             codes = self.split_codes(fragment, chunks, sent)[chunk]
-            if part and (ours := root_mean_square(codes, self.codec, size)):
-                return FIRST_RESULTS * ours / part
+            if steps_share and (ours := root_mean_square(codes, self.codec, size)):
+                return FIRST_RESULTS * ours / steps_share
         vectors = [piece.phi_C for piece in self._now[fragment, chunk]]
         length = math.sqrt(sum(float(torch.dot(each, each)) for each in vectors) / size)
         return FIRST_OF_CHUNK * length or math.inf

@@ -84,7 +84,7 @@ def test_first_results_are_held_against_what_we_sent_ourselves():
 def test_a_slow_peer_expects_results_of_as_many_steps_as_others_make():
     outer = outer_copy()
     sent = memoryview(codes_of(outer, 0, 0.1) + codes_of(outer, 1, 5.0))
-    outer.sends(FRAGMENT, sent, part=0.125)
+    outer.sends(FRAGMENT, sent, steps_share=0.125)
     assert write(outer, 0.8, 0)
     assert not write(outer, 0.8 * FIRST_RESULTS * 1.01, 1)
 
