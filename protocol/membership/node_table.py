@@ -19,8 +19,8 @@ Rules
      The nearest proven nodes, up to half a beam, are asked before these: however near names of
      nobody are, they hold up the other half alone. A peer that we enter by counts as proven.
   5. Others can name nodes without end. So no more than BEAM are asked at once, and a search ends
-     after MOST_ASKED or SEARCH_S; what it has found then counts. Whoever was asked SILENT_AFTER_S
-     before the end has been silent: else names that are asked last would never rest.
+     after MOST_ASKED or SEARCH_S; what it has found then counts. Those that were asked
+     SILENT_AFTER_S before the end have been silent: else the last ones would never rest.
 
 Invariant: what is known grows within the bounds alone, whatever others name.
 """
