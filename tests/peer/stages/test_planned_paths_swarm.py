@@ -73,14 +73,14 @@ async def test_a_link_that_worsens_is_left_and_noise_changes_nothing(autojump_cl
 
 @pytest.mark.slow
 async def test_paths_that_are_given_take_the_place_of_plans(autojump_clock):
-    (origin_id,), away = ids_of((0, 0)), ids_of((2, 1), (1, 1))
+    (origin_id,), away = ids_of((0, 0)), ids_of((1, 1), (2, 1))
     given = GivenPaths(json.dumps({origin_id: [away]}))
     world = StageWorld((1, 2, 2), 12, 2, link_of=two_regions, plan=given)
     async with world.running():
         await world.wait_done()
     (origin,) = world.of_stage(0)
     assert origin.facts.pipeline.plan == given.digest
-    assert origin.facts.pipeline.paths == (f"2:{away[0][-8:]} 1:{away[1][-8:]}",)
+    assert origin.facts.pipeline.paths == (f"1:{away[0][-8:]} 2:{away[1][-8:]}",)
     near, far = (world.of_stage(1)[place].exchange._core.counts for place in (0, 1))
     assert far[MicrobatchEvent.DONE] > 2 * near[MicrobatchEvent.DONE]
 
