@@ -2,7 +2,7 @@
 
 The texts are on any machine: the standard library's sources, Python's C headers, and what packages
 say of themselves. Two peers train each expert, and average with each other alone; the steps of an
-expert are those of both together. At the end each expert is exported.
+expert are those of both together. At the end all experts are exported, from one peer's home.
 """
 
 import json
@@ -33,6 +33,7 @@ SIZES: Final = {"general": 4, "headers": 3, "prose": 2}
 """Layers of each expert."""
 PEERS_EACH: Final = 2
 EXPORT_S: Final = 120.0
+EXPORTED: Final = "experts"
 
 
 def domains() -> dict[str, str]:
@@ -106,9 +107,8 @@ async def play_experts(
             readings = await watch("six peers", swarm, len(placed), total, view, hint)
         swarm.sort(key=lambda peer: peer.name)
         readings.sort(key=lambda reading: reading.name)
-        for name in SIZES:
-            view.say(f"exporting {name} to {folder / name}")
-            await _export(swarm[placed.index(name)], folder / name)
+        view.say(f"exporting the experts to {folder / EXPORTED}")
+        await _export(swarm[0], folder / EXPORTED)
     found = [_expert(name, placed, swarm, readings) for name in SIZES]
     summary = ExpertsSummary(found, spec.training.total_steps * spec.tokens_per_step)
     (folder / SUMMARY).write_text(json.dumps(summary.to_json(), indent=2) + "\n")

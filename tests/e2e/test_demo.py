@@ -161,4 +161,4 @@ def test_three_experts_of_three_sizes_end_at_their_budgets(tmp_path):
         assert expert["averaged"] > 0
         assert expert["tokens"] == pytest.approx(summary["budget_tokens"], rel=0.1)
         assert LEAST_NATS < expert["validation_loss"] < BYTE_FREQUENCIES_NATS + 1
-        assert (out / expert["name"] / "config.json").is_file()
+        assert (out / "experts" / expert["name"] / "config.json").is_file()

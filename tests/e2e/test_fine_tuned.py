@@ -127,8 +127,7 @@ def test_a_checkpoint_is_tuned_whole_and_then_by_adapters(
     founder = own.launch("founder", "start", str(lora))
     founder.wait_event(EventName.ROUND_OPENED, START_S, round=1)
     joiner = own.join(founder)
-    joiner.wait_averaging(timeout_s=2 * START_S)
-    joiner.wait_event(EventName.ROUND_OPENED, 2 * START_S, round=6)
+    joiner.wait_averaging(times=5, timeout_s=2 * START_S)
     home = ("--home", str(joiner.home.root))
     exported = own.loco("export", "--hf", str(adapted), *home, timeout_s=START_S)
     assert exported.returncode == ExitCode.OK, exported.stderr
