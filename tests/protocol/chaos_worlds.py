@@ -26,6 +26,11 @@ class ChaosWorld(MicrobatchWorld):
         super().look_around()
         self.seen_gone = {name for name in self.relays if not self.nodes[name].alive}
 
+    def hear_of_deaths(self):
+        """A link that broke is heard of within an iteration."""
+        if any(not self.nodes[name].alive for name in set(self.relays) - self.seen_gone):
+            self.look_around()
+
     def run(self, iterations, bound=60_000):
         self.look_around()
         for name in self.origins:
@@ -33,6 +38,7 @@ class ChaosWorld(MicrobatchWorld):
         for _ in range(bound):
             for name in self.origins:
                 if not self.out[name] and self.begun[name] < iterations:
+                    self.hear_of_deaths()
                     self.begin(name)
             if self.is_done(iterations):
                 return True

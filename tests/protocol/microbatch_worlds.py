@@ -465,3 +465,4 @@ class MicrobatchWorld:
             elif asker is node and (not node.alive or life != node.life):
                 del self.offers[ticket]
                 self.do(other.name, other.core.withdrawn(ticket))
+                self.fail(node, self.hops[ticket])

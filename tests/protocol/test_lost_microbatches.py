@@ -19,6 +19,7 @@ def assert_sound(world):
 
     No offer is left that was made ahead.
     """
+    world.look_around()  # deaths after the last microbatch are heard of, too
     world.settle()
     begun, done, lost = world.ends()
     assert begun == ITERATIONS * len(world.origins) * world.microbatches == done + lost
