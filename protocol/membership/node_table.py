@@ -109,9 +109,10 @@ class NodeTable:
 
     def to_check(self, now_s: float) -> str | None:
         """The node to ask where a newcomer found no room (rule 2)."""
-        for name, node in self._nodes.items():
-            return name if now_s - node.heard_s >= CHECKED_AFTER_S else None
-        return None
+        oldest = next(iter(self._nodes), None)
+        if oldest is None or now_s - self._nodes[oldest].heard_s < CHECKED_AFTER_S:
+            return None
+        return oldest
 
     def told(self, place: bytes, but: str) -> list[str]:
         """The nodes that an answer names, proven ones first; never the one that has asked."""
