@@ -132,7 +132,7 @@ async def test_drawn_questions_and_answers_end_neither_node_nor_daemon(tmp_path_
     from bench.fuzzing.directories import besieged_directory  # it imports torch
 
     fired = await besieged_directory(tmp_path_factory.mktemp("f"), examples=15, pool=20, seed=1)
-    assert fired.total() > 60
+    assert fired.total() >= 60, "its answers come on top, as often as a busy machine asks"
 
 
 @pytest.mark.long
