@@ -1,4 +1,4 @@
-"""What skipping stages does to learning: real text, the trainer's own stages, paths and codecs.
+"""The effect of skipped stages on learning: real text, the trainer's own stages, paths and codecs.
 
     python -m bench.pipeline_learning [--full | --long] [--arms A,B] [--seeds 0,1] [--picture FILE]
 
@@ -72,7 +72,7 @@ def main() -> None:
 def _parts(
     setting: Setting, names: list[str] | None, seeds: list[int] | None
 ) -> list[tuple[list[str], list[int]]]:
-    """What is trained, in this order: what was asked for, or the study."""
+    """The arms and seeds to train, in this order: those asked for, or the study's."""
     if names or seeds is not None:
         return [(names or list(MAIN_ARMS), seeds or [0])]
     if setting is not FULL:

@@ -26,7 +26,7 @@ from .setting import LOOK_S, PATIENCE_S, SLOTS, Machine, Name, Setting
 
 
 class ChurnWorld:
-    """See the top of the file.
+    """A pipeline of cores in virtual time, on machines that a seed kills.
 
     Attributes:
         applied: how often a stage has stepped with a microbatch's gradient.
@@ -304,7 +304,7 @@ class ChurnWorld:
         self.do(machine, core.returned(number, now_s))
 
     def step(self, machine: Machine) -> None:
-        """What a relay has added moves its weights."""
+        """Move a relay's weights by the gradients that it has added."""
         if machine.is_alive and machine.added:
             stage = int(machine.name.split("-")[1])
             self.applied.update((stage, name) for name in machine.added)

@@ -21,14 +21,14 @@ GROUP: Final = "ab" * 16
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What honest owners make of a fragment, and of what."""
+    """The averages that honest owners make of a fragment, and the order that they follow."""
 
     order: Average
     averages: Averages
 
 
 class Auditors:
-    """See the top of the file.
+    """The honest peers as auditors: each asks owners to open leaves, and convicts liars.
 
     Args:
         honest: those who audit.

@@ -250,7 +250,7 @@ class LongPairs:
         weights: list[float],
         round_: int,
     ) -> None:
-        """What does not help is not believed."""
+        """Believe no partner that does not help."""
         asked = self._rows(met, weights, *MEASURING)
         if not asked:
             return

@@ -64,7 +64,7 @@ def _ratios(found: list[StageResult], visited: int) -> list[float]:
 
 
 def goals(runs: Runs) -> list[Goal]:
-    """See bench/pipeline_learning.py."""
+    """The goals that bench/pipeline_learning.py states, held against these runs."""
     made = [
         *_difference(runs, SKIP, FULL, "after as many steps", at_most=0.02),
         *_difference(runs, SKIP, SAME_CLOCK, "in the same time", at_most=0.0),
